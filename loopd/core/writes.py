@@ -1,0 +1,114 @@
+"""What is handed to the journal and what comes back: plain data, no storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from loopd_protocol.events import Event
+
+from loopd.core.state import Session
+
+
+class Idempotency(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored with the effect of a command: the same key later gets the same result."""
+
+    principal: str
+    key: str
+    command_sha256: str
+    result: bytes
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One event on its way into the journal.
+
+    Attributes:
+        ss: session sequence number, contiguous from 1; 0 for events of the daemon itself.
+        turn: number of the turn it belongs to, or None.
+        blob: SHA-256 (hex) of content that belongs to this row, among the batch's `blobs`.
+    """
+
+    event: Event
+    ss: int
+    turn: int | None = None
+    blob: str | None = None
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One atomic write: events of one session (or of the daemon) and the state after them.
+
+    Attributes:
+        sid: the session, or None for events of the daemon.
+        at_ms: wall time of all events in it.
+        before, after: state of the session around the events; None before creation, and both
+            None for events of the daemon. Projections are the difference.
+        blobs: content by SHA-256 (hex) of the bytes.
+        cause_seq: `seq` of the event that led to these, or None.
+    """
+
+    sid: str | None
+    at_ms: int
+    facts: tuple[Fact, ...]
+    before: Session | None = None
+    after: Session | None = None
+    principal: str = ""
+    blobs: Mapping[str, bytes] = {}
+    cause_seq: int | None = None
+    idempotency: Idempotency | None = None
+
+
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the events of a batch are now: `seq` from `first` to `last`, contiguous."""
+
+    first: int
+    last: int
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed row of the journal. `body` is the JSON of the event, as hashed."""
+
+    seq: int
+    sid: str | None
+    ss: int
+    at_ms: int
+    kind: str
+    kv: int
+    body: bytes
+    turn: int | None = None
+    cause: int | None = None
+    blob: str | None = None
+    principal: str = ""
+
+
+class PassiveRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A session that is not loaded, as lists, metrics and timers need it.
+
+    Attributes:
+        deadline_ms: earliest moment at which the session must be looked at, or None.
+        holds: kinds of its holds, joined by commas.
+        trigger: trigger of the running turn, or empty.
+    """
+
+    sid: str
+    num: int
+    name: str
+    status: str
+    preset: str
+    goal: str
+    holds: str
+    until_ms: int | None
+    deadline_ms: int | None
+    inbox: int
+    inbox_oldest_ms: int | None
+    turns: int
+    steps: int
+    tokens: int
+    tokens_barren: int
+    repeat_streak: int
+    barren_streak: int
+    progress_ms: int
+    created_ms: int
+    last_turn_ms: int
+    running: int
+    trigger: str
+    labels: str

@@ -1,0 +1,144 @@
+"""What the engine needs from the rooms beside it. They match these by shape; nobody inherits.
+
+The type checker proves the fit in `loopd.daemon`; the suites in `loopd.testing` prove behaviour.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from loopd_protocol.events import Event, ToolCall
+
+from loopd.core.conversation import (
+    AgentReply,
+    AgentRequest,
+    Directive,
+    StepDone,
+    TurnEnd,
+    TurnRequest,
+)
+from loopd.core.state import Session
+from loopd.core.writes import Append, Appended, PassiveRow, StoredEvent
+
+
+class Clock(Protocol):
+    """The only source of time. `now_ms`: wall clock, UTC; `monotonic_ms`: never goes back."""
+
+    def now_ms(self) -> int: ...
+
+    def monotonic_ms(self) -> int: ...
+
+
+class TurnHost(Protocol):
+    """What a driver may do while it takes a turn."""
+
+    def delta(self, text: str) -> None:
+        """Show streamed text to live watchers. Lossy, synchronous, cheap; keeps the partial text."""
+
+    async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
+        """Tell that a model call failed and will be tried again after `delay_ms`."""
+
+    async def intent(self, call: ToolCall) -> None:
+        """Make the intention to run a tool durable. Call it before the tool runs.
+
+        Raises:
+            Refused: the tool must not run.
+        """
+
+    async def outcome(self, call: ToolCall, outcome: str) -> None:
+        """Record how the tool ended: `ok`, `error` or `cancelled`."""
+
+    async def ask(self, request: AgentRequest) -> AgentReply:
+        """Carry out one of loopd's own tools for the agent."""
+
+    async def step(self, done: StepDone) -> Directive:
+        """Hand in a finished step; it is durable and judged when this returns."""
+
+
+class Driver(Protocol):
+    """Takes turns for one session. One call of `take_turn` at a time.
+
+    Faults of the model or agent become a `TurnEnd` with outcome `model_error` or `failed`, never an
+    exception. Cancellation (the scope around `take_turn`) stops the stream and running tools at once
+    and propagates; nothing of the turn runs afterwards.
+    """
+
+    async def take_turn(self, request: TurnRequest, host: TurnHost) -> TurnEnd: ...
+
+    def render(self, request: TurnRequest) -> bytes | None:
+        """The exact bytes of the model request that `take_turn` would send first; None if there are none."""
+
+    async def aclose(self) -> None:
+        """Release connections and processes; idempotent."""
+
+
+class Store(Protocol):
+    """The journal with its projections."""
+
+    @property
+    def log_id(self) -> str: ...
+
+    @property
+    def head(self) -> int:
+        """Sequence number of the last committed event, 0 for none."""
+
+    def submit(self, batch: Append) -> Future[Appended]:
+        """Queue one atomic batch. Batches commit in the order of submission.
+
+        The future fails with `Refused` (`storage_full`, `storage_readonly`, `overloaded`,
+        `conflict` when an earlier batch of the same session failed); then nothing of it is stored.
+        """
+
+    async def load_session(self, sid: str) -> Session | None: ...
+
+    async def find_session(self, ref: str) -> str | None:
+        """`sid` of a session by its id or its unique name."""
+
+    async def directory(self) -> Sequence[PassiveRow]:
+        """All sessions, as the columns that lists and metrics need."""
+
+    async def page(
+        self,
+        *,
+        sid: str | None,
+        after: int | None,
+        before: int | None,
+        limit: int,
+        kinds: Sequence[str] = (),
+        newest: bool = False,
+    ) -> list[StoredEvent]:
+        """Events in order of `seq`, strictly after and before; `newest` takes the last `limit`."""
+
+    async def session_tail(self, sid: str, *, kinds: Sequence[str], limit: int) -> list[StoredEvent]:
+        """The last `limit` events of these kinds of one session, in order of `ss`."""
+
+    async def blob(self, sha: str) -> bytes | None: ...
+
+    async def turn_events(self, sid: str, n: int) -> list[StoredEvent]:
+        """All events of turn `n`, and the accepted envelopes that it consumed, in order of `ss`."""
+
+    async def last_turn_before(self, sid: str, seq: int) -> int | None: ...
+
+    async def occurrences(self, sid: str, job: str | None, limit: int) -> list[dict[str, Any]]: ...
+
+    async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
+        """Hash of the command, its stored result and its `seq`, for a key that was used before."""
+
+    async def verify(self, *, sid: str | None, suspended_since: int | None) -> dict[str, Any]: ...
+
+
+class Telemetry(Protocol):
+    """Counts what happened; never fails, never waits."""
+
+    def committed(self, events: Iterable[StoredEvent]) -> None: ...
+
+
+DriverFactory = Callable[[str, Mapping[str, Any], str | None], Driver]
+"""(sid, driver spec as stored in `session.created`, workspace) → driver.
+
+Raises `Refused` (`invalid`) when the spec cannot work, for example a script that is no trajectory.
+"""
+
+DecodedEvent = tuple[StoredEvent, Event]

@@ -1,0 +1,491 @@
+"""Everything that can be asked of the daemon. Strict: an unknown field is an error.
+
+A mistyped `until_ms` on a suspension would be a safety bug, so nothing is skipped silently.
+`MUTATING` commands take an idempotency key in their frame.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq, SessionRef, Text
+from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
+
+IDLE_MIN_S, IDLE_MAX_S = 60, 86_400
+WAKES_MAX = 8
+DAY_MS = 86_400_000
+
+HoldKind = Literal[
+    "UserSuspend",
+    "Degeneration",
+    "RequestIdle",
+    "ContinuationBackoff",
+    "Interrupted",
+    "ProviderBackoff",
+    "AwaitingApproval",
+    "Budget",
+    "CrashLoop",
+    "Maintenance",
+]
+LabelKey = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
+LabelValue = Annotated[str, Meta(max_length=128)]
+Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=32)]
+Page = Annotated[int, Meta(ge=1, le=1_000)]
+
+
+class Command(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True
+):
+    """Base of all commands."""
+
+    @property
+    def type(self) -> str:
+        """The dotted type, for example `goal.set`."""
+        return str(self.__struct_config__.tag)
+
+
+class Selector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which sessions: all conditions must hold; no condition selects every live session."""
+
+    labels: Labels = {}
+    sids: Annotated[tuple[SessionRef, ...], Meta(max_length=1_000)] = ()
+    ended: bool = False
+
+
+# -- drivers ----------------------------------------------------------------------------------
+
+
+class ScriptedSpec(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="scripted",
+    forbid_unknown_fields=True,
+):
+    """Plays a trajectory file. `once`: complete the goal at its end instead of repeating."""
+
+    script: Annotated[str, Meta(min_length=1, max_length=4_096)]
+    once: bool = False
+    delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
+
+
+class ChatSpec(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="chat",
+    forbid_unknown_fields=True,
+):
+    """Drives an OpenAI-compatible chat-completions endpoint.
+
+    Attributes:
+        base_url: ends before `/chat/completions`, for example `http://127.0.0.1:8080/v1`.
+        api_key_env: name of the environment variable with the key, never the key itself.
+        temperature_milli: sampling temperature in thousandths, or None for the server's default.
+        tools: offer tools to the model at all.
+    """
+
+    base_url: Annotated[str, Meta(min_length=1, max_length=2_048, pattern=r"^https?://")]
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    api_key_env: Annotated[str, Meta(max_length=128)] | None = None
+    system: Text = ""
+    temperature_milli: Annotated[int, Meta(ge=0, le=5_000)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 200_000
+    tools: bool = True
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+DriverSpec = ScriptedSpec | ChatSpec
+
+
+# -- sessions ---------------------------------------------------------------------------------
+
+
+class SessionCreate(Command, frozen=True, kw_only=True, tag="session.create"):
+    """→ `{"sid", "name"}`. `set` holds dotted settings, for example
+    `{"rules.repeated_text.threshold": 5}`."""
+
+    driver: DriverSpec
+    name: Name | None = None
+    goal: Text | None = None
+    workspace: Annotated[str, Meta(max_length=4_096)] | None = None
+    labels: Labels = {}
+    preset: Literal["published", "hardened"] | None = None
+    set: Annotated[dict[Label, Any], Meta(max_length=200)] = {}
+
+
+class SessionGet(Command, frozen=True, kw_only=True, tag="session.get"):
+    """→ one session with gate, goal, inbox, counters."""
+
+    sid: SessionRef
+
+
+class SessionList(Command, frozen=True, kw_only=True, tag="session.list"):
+    """→ `{"sessions": […]}`; `sort`: `name | stagnation | created`."""
+
+    selector: Selector = Selector()
+    sort: Literal["name", "stagnation", "created"] = "created"
+    limit: Page = 1_000
+    after: Label | None = None
+
+
+class SessionEnd(Command, frozen=True, kw_only=True, tag="session.end"):
+    """Ends a session for good: terminal state `aborted_constraint`, stop reason `operator`."""
+
+    sid: SessionRef
+    reason: Reason = ""
+
+
+class Send(Command, frozen=True, kw_only=True, tag="send"):
+    """→ `{"id", "seq", "held", "by"}` once the envelope is durable, held or not."""
+
+    sid: SessionRef
+    text: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
+    dedupe: Key | None = None
+
+
+class Suspend(Command, frozen=True, kw_only=True, tag="suspend"):
+    """Closes the gate until `unsuspend`, `until_ms` or a human envelope.
+
+    The answer's `seq` is the proof: no `turn.started` of this session has a higher one before a
+    `gate.changed` that removes `UserSuspend`.
+    """
+
+    sid: SessionRef
+    reason: Reason = ""
+    until_ms: AtMs | None = None
+    mode: Literal["after_turn", "interrupt", "kill"] = "after_turn"
+    quarantine: bool = False
+
+
+class Unsuspend(Command, frozen=True, kw_only=True, tag="unsuspend"):
+    """Removes `UserSuspend` and nothing else."""
+
+    sid: SessionRef
+    reason: Reason = ""
+
+
+class Interrupt(Command, frozen=True, kw_only=True, tag="interrupt"):
+    """Cancels the running stream or tool at once; nothing automatic starts for `for_ms`."""
+
+    sid: SessionRef
+    for_ms: Annotated[int, Meta(ge=1_000, le=7 * DAY_MS)] | None = None
+    suspend: bool = False
+    reason: Reason = ""
+
+
+class GoalSet(Command, frozen=True, kw_only=True, tag="goal.set"):
+    """Sets or replaces the goal and makes it active."""
+
+    sid: SessionRef
+    text: Annotated[str, Meta(min_length=1, max_length=100_000)]
+
+
+class GoalPause(Command, frozen=True, kw_only=True, tag="goal.pause"):
+    """No continuation until `goal.resume`."""
+
+    sid: SessionRef
+
+
+class GoalResume(Command, frozen=True, kw_only=True, tag="goal.resume"):
+    """Makes a goal active again, ended ones too."""
+
+    sid: SessionRef
+
+
+class GoalInfeasible(Command, frozen=True, kw_only=True, tag="goal.infeasible"):
+    """Declares the goal infeasible, origin `user`."""
+
+    sid: SessionRef
+    reason: Reason = ""
+
+
+class GoalComplete(Command, frozen=True, kw_only=True, tag="goal.complete"):
+    """Declares the goal complete."""
+
+    sid: SessionRef
+    reason: Reason = ""
+
+
+class GoalClear(Command, frozen=True, kw_only=True, tag="goal.clear"):
+    """Forgets the goal."""
+
+    sid: SessionRef
+
+
+class GateGet(Command, frozen=True, kw_only=True, tag="gate.get"):
+    """→ the gate with all its holds."""
+
+    sid: SessionRef
+
+
+class GateExtend(Command, frozen=True, kw_only=True, tag="gate.extend"):
+    """Moves the deadline of one hold later; never earlier."""
+
+    sid: SessionRef
+    kind: HoldKind
+    until_ms: AtMs
+
+
+class GateOpen(Command, frozen=True, kw_only=True, tag="gate.open"):
+    """Removes the holds that an operator may remove by hand (or one `kind` of them)."""
+
+    sid: SessionRef
+    kind: HoldKind | None = None
+    reason: Reason = ""
+
+
+class Why(Command, frozen=True, kw_only=True, tag="why"):
+    """→ `{"sid","gate","holds","held_back"}`: why is this session not running, until when."""
+
+    sid: SessionRef
+
+
+# -- cron and inbox ---------------------------------------------------------------------------
+
+
+class CronPut(Command, frozen=True, kw_only=True, tag="cron.put"):
+    """Creates or replaces a job. `missed`: what to do with moments that passed while down."""
+
+    sid: SessionRef
+    job: Name
+    expr: Annotated[str, Meta(min_length=1, max_length=200)]
+    text: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    tz: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"
+    missed: Literal["skip", "one", "all"] = "one"
+    catchup_ms: Annotated[int, Meta(ge=0, le=31 * DAY_MS)] = DAY_MS
+
+
+class CronPause(Command, frozen=True, kw_only=True, tag="cron.pause"):
+    """Due moments are accounted as skipped until `cron.resume`."""
+
+    sid: SessionRef
+    job: Name
+
+
+class CronResume(Command, frozen=True, kw_only=True, tag="cron.resume"):
+    """The job fires again from its next due moment on."""
+
+    sid: SessionRef
+    job: Name
+
+
+class CronRemove(Command, frozen=True, kw_only=True, tag="cron.remove"):
+    """Forgets a job; its history stays."""
+
+    sid: SessionRef
+    job: Name
+
+
+class CronRun(Command, frozen=True, kw_only=True, tag="cron.run"):
+    """Fires a job now, through the gate like any other occurrence."""
+
+    sid: SessionRef
+    job: Name
+
+
+class CronNext(Command, frozen=True, kw_only=True, tag="cron.next"):
+    """→ the next `count` due moments of a job, or of an expression that is only tried out."""
+
+    sid: SessionRef | None = None
+    job: Name | None = None
+    expr: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    tz: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"
+    count: Annotated[int, Meta(ge=1, le=100)] = 5
+
+
+class CronList(Command, frozen=True, kw_only=True, tag="cron.list"):
+    """→ `{"jobs": […]}` of one session or of all."""
+
+    sid: SessionRef | None = None
+
+
+class CronHistory(Command, frozen=True, kw_only=True, tag="cron.history"):
+    """→ `{"occurrences": […]}`, newest first."""
+
+    sid: SessionRef
+    job: Name | None = None
+    limit: Page = 100
+
+
+class InboxList(Command, frozen=True, kw_only=True, tag="inbox.list"):
+    """→ `{"envelopes": […]}` that wait, in order of delivery."""
+
+    sid: SessionRef
+
+
+class InboxDrop(Command, frozen=True, kw_only=True, tag="inbox.drop"):
+    """Drops one waiting envelope, with an event."""
+
+    sid: SessionRef
+    id: Key
+
+
+# -- history ----------------------------------------------------------------------------------
+
+
+class HistoryPage(Command, frozen=True, kw_only=True, tag="history.page"):
+    """→ `{"events": […], "more": bool}`: events of a session (or of all) in order of `seq`.
+
+    Without `after` the last `limit` events. `kinds` are exact kinds or prefixes such as `gate.*`.
+    """
+
+    sid: SessionRef | None = None
+    after: Seq | None = None
+    before: Seq | None = None
+    limit: Page = 100
+    kinds: Annotated[tuple[Label, ...], Meta(max_length=64)] = ()
+
+
+class TurnGet(Command, frozen=True, kw_only=True, tag="turn.get"):
+    """→ one turn: trigger, envelopes, steps, outcome; with `prompt` what the model saw.
+
+    `n` None is the last turn; `step` picks the request of a later step of the turn.
+    """
+
+    sid: SessionRef
+    n: Count | None = None
+    prompt: bool = False
+    step: Count = 1
+
+
+class Verify(Command, frozen=True, kw_only=True, tag="verify"):
+    """→ a proof object: chains, contiguity, projections; with `suspended_since` contract 3."""
+
+    sid: SessionRef | None = None
+    suspended_since: Seq | None = None
+
+
+# -- daemon -----------------------------------------------------------------------------------
+
+
+class DaemonStatus(Command, frozen=True, kw_only=True, tag="daemon.status"):
+    """→ version, boot, head, counts of sessions and holds, frozen, draining."""
+
+
+class DaemonFreeze(Command, frozen=True, kw_only=True, tag="daemon.freeze"):
+    """No session admits work until `daemon.unfreeze`. `interrupt` also cuts the running turns."""
+
+    reason: Reason = ""
+    interrupt: bool = False
+
+
+class DaemonUnfreeze(Command, frozen=True, kw_only=True, tag="daemon.unfreeze"):
+    """Ends a freeze."""
+
+
+class DaemonDrain(Command, frozen=True, kw_only=True, tag="daemon.drain"):
+    """Takes no new work, lets turns finish within `budget_ms`, interrupts the rest, stops."""
+
+    budget_ms: Annotated[int, Meta(ge=0, le=DAY_MS)] | None = None
+
+
+class DaemonStop(Command, frozen=True, kw_only=True, tag="daemon.stop"):
+    """Stops at once and in order: running turns are interrupted with their partial text."""
+
+
+class Batch(Command, frozen=True, kw_only=True, tag="batch"):
+    """Carries out one command for each selected session; its own `sid` is replaced.
+
+    → `{"results": [{"sid","ok",…}]}`; with `dry_run` only the sessions it would touch.
+    """
+
+    selector: Selector
+    cmd: Suspend | Unsuspend | Interrupt | GateOpen | GateExtend | GoalPause | GoalResume | Send | SessionEnd
+    dry_run: bool = False
+
+
+AnyCommand = (
+    SessionCreate
+    | SessionGet
+    | SessionList
+    | SessionEnd
+    | Send
+    | Suspend
+    | Unsuspend
+    | Interrupt
+    | GoalSet
+    | GoalPause
+    | GoalResume
+    | GoalInfeasible
+    | GoalComplete
+    | GoalClear
+    | GateGet
+    | GateExtend
+    | GateOpen
+    | Why
+    | CronPut
+    | CronPause
+    | CronResume
+    | CronRemove
+    | CronRun
+    | CronNext
+    | CronList
+    | CronHistory
+    | InboxList
+    | InboxDrop
+    | HistoryPage
+    | TurnGet
+    | Verify
+    | DaemonStatus
+    | DaemonFreeze
+    | DaemonUnfreeze
+    | DaemonDrain
+    | DaemonStop
+    | Batch
+)
+
+COMMAND_TYPES: dict[str, type[Command]] = {
+    str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__
+}
+
+SCOPES: dict[str, str] = {
+    "session.create": "create",
+    "session.get": "read",
+    "session.list": "read",
+    "session.end": "control",
+    "send": "send",
+    "suspend": "control",
+    "unsuspend": "control",
+    "interrupt": "control",
+    "goal.set": "control",
+    "goal.pause": "control",
+    "goal.resume": "control",
+    "goal.infeasible": "control",
+    "goal.complete": "control",
+    "goal.clear": "control",
+    "gate.get": "read",
+    "gate.extend": "control",
+    "gate.open": "control",
+    "why": "read",
+    "cron.put": "cron",
+    "cron.pause": "cron",
+    "cron.resume": "cron",
+    "cron.remove": "cron",
+    "cron.run": "cron",
+    "cron.next": "read",
+    "cron.list": "read",
+    "cron.history": "read",
+    "inbox.list": "read.content",
+    "inbox.drop": "control",
+    "history.page": "read.content",
+    "turn.get": "read.content",
+    "verify": "read",
+    "daemon.status": "read",
+    "daemon.freeze": "admin",
+    "daemon.unfreeze": "admin",
+    "daemon.drain": "admin",
+    "daemon.stop": "admin",
+    "batch": "read",
+}
+"""Scope that a principal needs for a command; a `batch` also needs the scope of its inner command."""
+
+MUTATING: frozenset[str] = frozenset(
+    name for name, scope in SCOPES.items() if scope not in {"read", "read.content"}
+)

@@ -1,0 +1,480 @@
+"""Everything that can have happened: the payloads of the log, one tagged struct for each kind.
+
+The body of an event carries its kind in `k`, so a stored body explains itself. Decoding is
+lenient (unknown fields are skipped, unknown kinds are passed on); fields are only ever added,
+with a default. Moments are `…_ms` since the Unix epoch, durations `…_ms`, no floats anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loopd_protocol.bounds import AtMs, Count, Digest, DurationMs, Key, Label, Name, Reason, Signed, Text
+from loopd_protocol.holds import AnyHold
+from loopd_protocol.sources import Source, Trigger
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", omit_defaults=True):
+    """Base of all payloads."""
+
+    @property
+    def kind(self) -> str:
+        """The dotted kind, for example `gate.changed`."""
+        return str(self.__struct_config__.tag)
+
+
+# -- sessions ---------------------------------------------------------------------------------
+
+
+class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    """A session exists. `driver`, `settings` are as given and validated at creation."""
+
+    sid: Key
+    name: Name
+    driver: dict[str, Any]
+    preset: Label
+    settings: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    workspace: str | None = None
+    by: Label = ""
+
+
+class SessionEnded(Event, frozen=True, kw_only=True, tag="session.ended"):
+    """The final event of a run.
+
+    Attributes:
+        status: `done_success | done_partial | aborted_stuck | aborted_constraint`.
+        stop_reason: the nuance, for example `tool_repetition`, `operator`.
+    """
+
+    status: Label
+    stop_reason: Label
+    rule: Label | None = None
+    explanation: Reason = ""
+    by: Label = ""
+
+
+# -- envelopes --------------------------------------------------------------------------------
+
+
+class EnvelopeAccepted(Event, frozen=True, kw_only=True, tag="envelope.accepted"):
+    """An input is durable. `text` is what the model will see; `source` was stamped by the daemon.
+
+    Attributes:
+        ephemeral_in_history: the source's policy as of now (a snapshot).
+        job: cron job or wake id that made it, or None.
+        due_ms: when it was due, for cron and rewake.
+        dedupe: the sender's own identity for this input, or None.
+    """
+
+    id: Key
+    source: Source
+    text: Text
+    ephemeral_in_history: bool
+    job: Label | None = None
+    due_ms: AtMs | None = None
+    dedupe: Key | None = None
+    by: Label = ""
+
+
+class EnvelopeHeld(Event, frozen=True, kw_only=True, tag="envelope.held"):
+    """The gate keeps an accepted envelope waiting; `by` names the kinds of hold (or `freeze`)."""
+
+    id: Key
+    by: tuple[Label, ...]
+
+
+class EnvelopeCoalesced(Event, frozen=True, kw_only=True, tag="envelope.coalesced"):
+    """`id` waits no more: the newer `into` of the same job stands for `count` of them."""
+
+    id: Key
+    into: Key
+    job: Label
+    count: Count
+
+
+class EnvelopeDropped(Event, frozen=True, kw_only=True, tag="envelope.dropped"):
+    """A waiting envelope will not be delivered: `inbox_full`, `operator` or `session_ended`."""
+
+    id: Key
+    reason: Label
+    by: Label = ""
+
+
+# -- gate -------------------------------------------------------------------------------------
+
+
+class GateChanged(Event, frozen=True, kw_only=True, tag="gate.changed"):
+    """Holds came or went.
+
+    Attributes:
+        gate: `open` or `closed`, after the change.
+        cause: `suspend | unsuspend | detection | request_idle | backoff | interrupt | provider |
+            approval | budget | crash_loop | maintenance | envelope | deadline | gate_open |
+            gate_extend | progress | answer | ended`.
+        added: the hold that was set or replaced, in its final form.
+        removed: kinds of the holds that went.
+        kept_later: the same automatic hold stood already and its later deadline was kept.
+        late_ms: for `deadline`: how long after the deadline it was carried out.
+        envelope: for `envelope`: which one lifted the hold.
+        holds: all holds after the change.
+        gen: generation of the gate, +1 for each change.
+    """
+
+    gate: Label
+    cause: Label
+    by: Label
+    gen: Count
+    holds: tuple[AnyHold, ...] = ()
+    added: AnyHold | None = None
+    removed: tuple[Label, ...] = ()
+    kept_later: bool = False
+    late_ms: DurationMs | None = None
+    envelope: Key | None = None
+
+
+# -- detection --------------------------------------------------------------------------------
+
+
+class DegenerationDetected(Event, frozen=True, kw_only=True, tag="degeneration.detected"):
+    """A rule found that the session goes in circles.
+
+    Attributes:
+        verdict: `warn | nudge | text_only | close | terminate`.
+        level: `soft` or `hard` threshold of the rule.
+        score, threshold: what was measured and from where on it counts, in `unit`s.
+        window: how many steps or turns were looked at.
+        evidence: at most 8 short lines a person can check.
+        loop_id: identity of the loop, the same for each rotation of it.
+        tokens_since_onset: tokens spent since the loop began, as far as the driver reports them.
+        shadow: the rule only watches; no action follows.
+    """
+
+    rule: Label
+    verdict: Label
+    level: Label
+    score: Count
+    threshold: Count
+    unit: Label = "turns"
+    window: Count = 0
+    evidence: tuple[Reason, ...] = ()
+    loop_id: Digest = ""
+    config_revision: Digest = ""
+    tokens_since_onset: Count = 0
+    shadow: bool = False
+    relapse: Count = 0
+
+
+class DetectorFailed(Event, frozen=True, kw_only=True, tag="detector.failed"):
+    """A rule raised or took too long; it was skipped for this record and the session goes on."""
+
+    rule: Label
+    cause: Label
+    error: Reason = ""
+
+
+# -- turns ------------------------------------------------------------------------------------
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens of one model call. `measured` is false when they were estimated."""
+
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_tokens: Count = 0
+    measured: bool = True
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tool call of a step with its result.
+
+    Attributes:
+        args: the arguments as the model gave them (a JSON object; `{"_raw": …}` when it was none).
+        ok: true, false, or None for unknown. A missing result is unknown, never "the same".
+        result: the text that goes back to the model; cut for the log when it is over 4 KiB.
+        result_blob: SHA-256 of the whole result that goes back to the model, when it was cut here.
+        result_sha256, result_bytes: of the tool's whole output, before any truncation.
+        masked_sha256: digest of the masked output when a rule asked for it.
+        error_class: `infra | schema | denied | tool`, or None.
+    """
+
+    id: Label
+    name: Label
+    args: Any = None
+    ok: bool | None = None
+    result: Text | None = None
+    result_blob: Digest | None = None
+    result_sha256: Digest | None = None
+    result_bytes: Count | None = None
+    masked_sha256: Digest | None = None
+    tool_class: Label = "other"
+    exit_code: Signed | None = None
+    error_class: Label | None = None
+
+
+class TurnStarted(Event, frozen=True, kw_only=True, tag="turn.started"):
+    """Work was admitted; written before the model is called. Consumes the envelopes it names.
+
+    Attributes:
+        n: turn number in the session, from 1.
+        envelopes: ids in the order of delivery; empty for a continuation.
+        prompt: text of the continuation, else None; always ephemeral in history.
+        passing: admitted by a `pass` cell although a hold stands.
+        manifest: SHA-256 of the manifest blob: what the model saw.
+    """
+
+    n: Count
+    trigger: Trigger
+    envelopes: tuple[Key, ...] = ()
+    prompt: Text | None = None
+    ephemeral_in_history: bool = False
+    passing: bool = False
+    gate_gen: Count = 0
+    manifest: Digest | None = None
+
+
+class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
+    """One model call of the running turn ended.
+
+    Attributes:
+        n: turn; `step`: number in the turn, from 1; `total`: number in the session.
+        text: the model's visible text.
+        tools_withheld: no tools were offered in this step.
+        state_fingerprint: digest of what the agent can change outside, or None for unknown.
+        request_sha256: digest of the exact request bytes, or None where a driver has no such bytes.
+    """
+
+    n: Count
+    step: Count
+    total: Count
+    text: Text = ""
+    text_blob: Digest | None = None
+    calls: tuple[ToolCall, ...] = ()
+    usage: Usage | None = None
+    finish: Label = "stop"
+    tools_withheld: bool = False
+    state_fingerprint: Digest | None = None
+    request_sha256: Digest | None = None
+    phase: Label | None = None
+
+
+class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
+    """A turn ended by itself or by a rule.
+
+    Attributes:
+        outcome: `completed | empty | idle | model_error | stopped_by_rule | deadline | failed`.
+    """
+
+    n: Count
+    outcome: Label
+    steps: Count = 0
+    duration_ms: DurationMs = 0
+    error: Reason = ""
+
+
+class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
+    """A turn was cut off.
+
+    Attributes:
+        cause: `interrupt | suspend | kill | drain | crash | freeze | ended`.
+        phase: `model`, `tool` or `unknown`.
+        partial: text that had been streamed when it was cut.
+    """
+
+    n: Count
+    cause: Label
+    phase: Label = "unknown"
+    partial: Text = ""
+    partial_blob: Digest | None = None
+    steps: Count = 0
+    duration_ms: DurationMs = 0
+    by: Label = ""
+
+
+class ProviderRetrying(Event, frozen=True, kw_only=True, tag="provider.retrying"):
+    """A model call failed and is tried again by the driver."""
+
+    n: Count
+    attempt: Count
+    cause: Label
+    delay_ms: DurationMs
+
+
+# -- goal, phases, progress -------------------------------------------------------------------
+
+
+class GoalChanged(Event, frozen=True, kw_only=True, tag="goal.changed"):
+    """The goal was set or its status changed.
+
+    Attributes:
+        status: `active | paused | complete | infeasible | blocked | cleared`.
+        origin: `model` or `user`.
+    """
+
+    status: Label
+    origin: Label
+    text: Text | None = None
+    note: Reason = ""
+    by: Label = ""
+
+
+class AgentReported(Event, frozen=True, kw_only=True, tag="agent.reported"):
+    """The agent named its phase, or the value of a metric in millionths."""
+
+    phase: Label | None = None
+    metric: Label | None = None
+    value_micro: Signed | None = None
+
+
+class WakeSet(Event, frozen=True, kw_only=True, tag="wake.set"):
+    """The agent asked to be woken: once at `due_ms`, or by a cron expression from then on."""
+
+    id: Key
+    due_ms: AtMs
+    expr: Label | None = None
+    note: Reason = ""
+
+
+class WakeCancelled(Event, frozen=True, kw_only=True, tag="wake.cancelled"):
+    """A wake will not come any more."""
+
+    id: Key
+    by: Label = ""
+
+
+# -- cron -------------------------------------------------------------------------------------
+
+
+class CronChanged(Event, frozen=True, kw_only=True, tag="cron.changed"):
+    """A job was put, paused, resumed or removed; `next_ms` is its next due moment or None."""
+
+    job: Name
+    change: Label
+    expr: Label = ""
+    tz: Label = "UTC"
+    text: Text = ""
+    missed: Label = "one"
+    catchup_ms: DurationMs = 0
+    next_ms: AtMs | None = None
+    by: Label = ""
+
+
+class CronOccurrence(Event, frozen=True, kw_only=True, tag="cron.occurrence"):
+    """What became of one due moment of a job.
+
+    Attributes:
+        result: `held` (not final) or one of the final `fired | late | coalesced | skipped | missed`.
+        manual: asked for by `cron run`, not due by the expression.
+    """
+
+    job: Name
+    due_ms: AtMs
+    result: Label
+    envelope: Key | None = None
+    late_ms: DurationMs = 0
+    manual: bool = False
+    next_ms: AtMs | None = None
+
+
+# -- effects ----------------------------------------------------------------------------------
+
+
+class EffectIntent(Event, frozen=True, kw_only=True, tag="effect.intent"):
+    """Written before a tool with outside effects runs."""
+
+    id: Key
+    n: Count
+    call: Label
+    tool: Label
+    args_sha256: Digest
+    tool_class: Label
+
+
+class EffectOutcome(Event, frozen=True, kw_only=True, tag="effect.outcome"):
+    """Written after the tool ended: `ok`, `error`, `cancelled` or `uncertain`."""
+
+    id: Key
+    outcome: Label
+
+
+# -- daemon -----------------------------------------------------------------------------------
+
+
+class DaemonStarted(Event, frozen=True, kw_only=True, tag="daemon.started"):
+    """A boot is ready to take commands; `recovered` counts the sessions that were mid-turn."""
+
+    version: Label
+    boot: Label
+    pid: Count
+    epoch: Count
+    recovered: Count = 0
+    clean: bool = True
+
+
+class DaemonStopped(Event, frozen=True, kw_only=True, tag="daemon.stopped"):
+    """The daemon ended in order."""
+
+    reason: Label
+    interrupted: Count = 0
+
+
+class DaemonFrozen(Event, frozen=True, kw_only=True, tag="daemon.frozen"):
+    """No session admits work until `daemon.unfrozen`; survives restarts."""
+
+    by: Label
+    reason: Reason = ""
+
+
+class DaemonUnfrozen(Event, frozen=True, kw_only=True, tag="daemon.unfrozen"):
+    """Sessions admit work again as their own gates say."""
+
+    by: Label
+
+
+class CommandDenied(Event, frozen=True, kw_only=True, tag="command.denied"):
+    """Somebody asked for what their scopes do not allow."""
+
+    principal: Label
+    cmd: Label
+    code: Label
+
+
+AnyEvent = (
+    SessionCreated
+    | SessionEnded
+    | EnvelopeAccepted
+    | EnvelopeHeld
+    | EnvelopeCoalesced
+    | EnvelopeDropped
+    | GateChanged
+    | DegenerationDetected
+    | DetectorFailed
+    | TurnStarted
+    | TurnStep
+    | TurnCompleted
+    | TurnInterrupted
+    | ProviderRetrying
+    | GoalChanged
+    | AgentReported
+    | WakeSet
+    | WakeCancelled
+    | CronChanged
+    | CronOccurrence
+    | EffectIntent
+    | EffectOutcome
+    | DaemonStarted
+    | DaemonStopped
+    | DaemonFrozen
+    | DaemonUnfrozen
+    | CommandDenied
+)
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__
+}
+"""Kind → payload type. A kind that is not here is passed on undecoded."""
+
+EVENT_VERSION = 1
+"""`kv` of all kinds above; a kind whose meaning changes gets its own, higher number."""
