@@ -1,0 +1,99 @@
+# On a fresh machine with Python 3.11 or newer, pip and make:
+#   make demo     watch a degenerating agent being caught
+#   make test     run the tests
+# Everything is installed into .venv; `make help` lists the rest.
+
+SHELL := /bin/sh
+VENV  := .venv
+BIN   := $(VENV)/bin
+PINS  := constraints.txt
+INPUTS := pyproject.toml protocol/pyproject.toml $(PINS)
+PIP   := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
+PINNED := --constraint $(PINS) --build-constraint $(PINS)
+# Two workers: the suite is made for two cores. `make test PYTEST=-x` adds options.
+WORKERS ?= 2
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-real test test-long bench lint types contracts docs wheels constraints clean
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Finds a Python that is new enough. A name may exist and still not run (a version manager's shim),
+# so each candidate is executed; PYTHON=/path/to/python overrides the search.
+$(BIN)/python:
+	@set -e; found=; \
+	for candidate in $${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do \
+	  if "$$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "loopd needs Python 3.11 or newer with its venv module; found: $$(python3 --version 2>&1 || true). Set PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "setup: $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV) >/dev/null 2>&1 || { \
+	  rm -rf $(VENV); "$$found" -m venv --without-pip $(VENV); \
+	  "$$found" -m pip --python $(VENV)/bin/python install --quiet --disable-pip-version-check pip; \
+	}
+
+# pip first: --group needs 25.1 and --build-constraint 25.3.
+$(VENV)/.pip: $(BIN)/python $(PINS)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@$(PIP) --upgrade pip --constraint $(PINS)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.pip $(INPUTS)
+	@echo "setup: loopd and what it needs"
+	@$(PIP) $(PINNED) -e ./protocol -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.pip $(INPUTS)
+	@echo "setup: loopd, test and lint tools"
+	@$(PIP) $(PINNED) -e ./protocol -e . --group dev
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run ## a real incident replayed in fast time: a degenerating agent is caught (under 30 s)
+	@$(BIN)/loopd demo
+
+demo-real: $(VENV)/.run ## the same with a real small model, which really degenerates (about 220 MB to install)
+	@$(BIN)/python deploy/demo_real.py
+
+test: $(VENV)/.dev ## the tests, in under 5 minutes
+	@$(BIN)/pytest -n $(WORKERS) $(PYTEST)
+
+test-long: $(VENV)/.dev ## the heavy cases with their full counts
+	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m long $(PYTEST)
+
+bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
+	@$(BIN)/python -m tests.bench $(BENCH)
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet && echo "lint: clean"
+
+types: $(VENV)/.dev ## mypy (strict) and basedpyright
+	@$(BIN)/mypy && $(BIN)/basedpyright --level error
+
+contracts: $(VENV)/.dev ## who may import whom
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## write the generated pages again
+	@for page in docs/generate*.py; do $(BIN)/python "$$page"; done
+
+wheels: $(VENV)/.dev ## build both distributions into dist/
+	@rm -rf dist
+	@PIP_CONSTRAINT=$(PINS) $(BIN)/python -m build --outdir dist protocol >/dev/null
+	@PIP_CONSTRAINT=$(PINS) $(BIN)/python -m build --outdir dist . >/dev/null
+	@ls dist
+
+constraints: ## resolve the newest versions again and pin them
+	@rm -rf $(VENV)/.fresh && $(MAKE) -s $(BIN)/python
+	@$(BIN)/python -m venv $(VENV)/.fresh
+	@$(VENV)/.fresh/bin/python -m pip install --quiet --upgrade pip
+	@$(VENV)/.fresh/bin/python -m pip install --quiet -e ./protocol -e . --group dev hatchling trove-classifiers
+	@$(VENV)/.fresh/bin/python -m pip list --format=freeze --exclude-editable | $(BIN)/python .ci/pin.py
+	@rm -rf $(VENV)/.fresh
+	@wc -l $(PINS)
+
+clean: ## remove everything that was installed, built or measured
+	@rm -rf $(VENV) .venv-real dist build bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
