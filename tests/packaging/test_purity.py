@@ -17,9 +17,34 @@ SHIPPED = sorted([*(TOP / "loopd").rglob("*.py"), *PROTOCOL])
 CORE_MAY_IMPORT = {"msgspec", "cronsim", "zoneinfo", "loopd", "loopd_protocol"}
 PROTOCOL_MAY_IMPORT = {"msgspec", "loopd_protocol"}
 IMPURE_MODULES = frozenset(
-    ("asyncio", "anyio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "queue", "random")
-    + ("secrets", "select", "selectors", "shutil", "signal", "socket", "socketserver", "sqlite3", "ssl")
-    + ("subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid")
+    (
+        "asyncio",
+        "anyio",
+        "concurrent",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "queue",
+        "random",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "socketserver",
+        "sqlite3",
+        "ssl",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "urllib",
+        "uuid",
+    )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
 CLOCK_READS = frozenset({"now", "today", "utcnow"})
