@@ -1,0 +1,219 @@
+"""What can be configured: one struct for each section of the file, documented where it is declared.
+
+The reference (`docs/reference/configuration.md`) is generated from these declarations.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from loopd_protocol.bounds import MAX_INT
+from msgspec import Meta
+
+Port = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}\Z",
+        description="`HOST:PORT`; an IPv6 host stands in brackets; port 0 takes any free one.",
+    ),
+]
+Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
+Scope = Literal[
+    "read",
+    "read.content",
+    "send",
+    "control",
+    "create",
+    "cron",
+    "approve",
+    "export",
+    "metrics",
+    "admin",
+]
+Scopes = Annotated[tuple[Scope, ...], Meta(max_length=16)]
+UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all sections."""
+
+
+class Http(Section, frozen=True, kw_only=True):
+    """The HTTP listener: `/metrics`, `/livez`, `/readyz`. Off until `listen` is set."""
+
+    listen: Annotated[
+        Port | None, Meta(description="Address of the listener, for example `127.0.0.1:9464`.")
+    ] = None
+    allow_remote: Annotated[
+        bool, Meta(description="Permit a `listen` address that is not loopback; refused otherwise.")
+    ] = False
+    metrics_auth: Annotated[
+        bool,
+        Meta(
+            description="Demand a token for `/metrics`. While there are no tokens, `/metrics` is then refused."
+        ),
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
+        Meta(
+            max_length=64,
+            description="Host headers that are answered, besides the loopback names and `listen`.",
+        ),
+    ] = ()
+
+
+class Store(Section, frozen=True, kw_only=True):
+    """The journal on disk."""
+
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_INT,
+            description="Size of the database in bytes from which on writes answer `storage_full`; 0: the disk decides.",
+        ),
+    ] = 0
+    ballast_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 33,
+            description="Size of the file that is deleted when the disk is full, so that the daemon can still write holds.",
+        ),
+    ] = 64 * 1024 * 1024
+
+
+class Drain(Section, frozen=True, kw_only=True):
+    """What `SIGTERM` and `loopctl drain` do."""
+
+    budget_ms: Annotated[
+        int,
+        Meta(
+            ge=0, le=86_400_000, description="How long running turns may finish before they are interrupted."
+        ),
+    ] = 30_000
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    """Ends of everything that could grow."""
+
+    max_sessions: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="Live sessions; one more is refused with `overloaded`.")
+    ] = 100_000
+    concurrent_turns: Annotated[
+        int, Meta(ge=1, le=100_000, description="Turns that run at the same time; others wait for a place.")
+    ] = 64
+    connections: Annotated[
+        int, Meta(ge=1, le=100_000, description="Open connections on the control socket.")
+    ] = 1_024
+    inflight: Annotated[int, Meta(ge=1, le=10_000, description="Unanswered commands of one connection.")] = 64
+    subscriptions: Annotated[int, Meta(ge=1, le=10_000, description="Subscriptions of one connection.")] = 32
+
+
+class Sessions(Section, frozen=True, kw_only=True):
+    """Defaults for sessions that are created from now on; `loopctl new` overrides them."""
+
+    preset: Annotated[
+        Literal["published", "hardened"], Meta(description="Rule preset of a session that names none.")
+    ] = "published"
+    set: Annotated[
+        dict[str, Any],
+        Meta(
+            max_length=200,
+            description="Session settings, nested or dotted: `rules.repeated_text.threshold = 5`.",
+        ),
+    ] = {}
+
+
+class Access(Section, frozen=True, kw_only=True):
+    """Who may do what on the control socket, by user and group id of the peer (SO_PEERCRED).
+
+    The daemon's own user and root always have all scopes. Nobody else has any unless named here.
+    """
+
+    uids: Annotated[dict[UserId, Scopes], Meta(max_length=1_000, description="User id → scopes.")] = {}
+    gids: Annotated[
+        dict[UserId, Scopes], Meta(max_length=1_000, description="Primary group id → scopes.")
+    ] = {}
+
+
+class Log(Section, frozen=True, kw_only=True):
+    """Log lines on stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severity that is written.")
+    ] = "info"
+    format: Annotated[
+        Literal["json", "text"], Meta(description="`json`: one object per line; `text`: for people.")
+    ] = "json"
+
+
+class MetricsSection(Section, frozen=True, kw_only=True):
+    """What `/metrics` shows."""
+
+    top_k: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Name the worst sessions by age of progress and by streak; 0: no session is ever a label.",
+        ),
+    ] = 0
+
+
+class Recovery(Section, frozen=True, kw_only=True):
+    """What happens at boot."""
+
+    crash_loop_boots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10,
+            description="A session that was mid-turn in this many of the last 10 boots gets a `CrashLoop` hold; 0: never.",
+        ),
+    ] = 3
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything that `loopd serve` reads. A flag beats the environment, that beats the file, that beats the default."""
+
+    data: Annotated[
+        Path | None, Meta(description="Folder of the journal, the lock and the default socket.")
+    ] = None
+    socket: Annotated[
+        Path | None,
+        Meta(description="Path of the control socket, at most 100 bytes; default `DATA/control.sock`."),
+    ] = None
+    http: Http = Http()
+    store: Store = Store()
+    drain: Drain = Drain()
+    limits: Limits = Limits()
+    sessions: Sessions = Sessions()
+    access: Access = Access()
+    log: Log = Log()
+    metrics: MetricsSection = MetricsSection()
+    recovery: Recovery = Recovery()
+
+    @property
+    def socket_path(self) -> str | None:
+        """Where the control socket is: `socket`, else `control.sock` in `data`, else None."""
+        if self.socket is not None:
+            return self.socket
+        return None if self.data is None else f"{self.data.rstrip('/') or '/'}/control.sock"
+
+    @property
+    def session_overrides(self) -> dict[str, Any]:
+        """`sessions.set` as dotted keys, the form that `session.create` takes."""
+        return dotted(self.sessions.set)
+
+
+def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables: `{"rules": {"x": 1}}` → `{"rules.x": 1}`. Lists are values."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat.update(dotted(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
