@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from loopd_protocol.holds import AnyHold
-from loopd_protocol.sources import Source, Trigger
 
 from loopd.core.rules import RulesState
+from loopd_protocol.holds import AnyHold
+from loopd_protocol.sources import Source, Trigger
 
 
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,6 +81,7 @@ class CronJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     catchup_ms: int = 86_400_000
     next_ms: int | None = None
     paused: bool = False
+    last_manual_ms: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +110,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ss: sequence number of its last event; it is also the session's revision.
         status: `live`, or one of the four terminal states.
         relapses: how often each loop closed the gate.
-        idle_ms: sum of chained `request_idle` without anything between them.
+        idle_ms: sum of chained `request_idle` without any other turn between them.
+        idled: the running turn asked to idle.
+        withhold_tools: the next step is a text-only step.
+        fingerprint: last known digest of the outside state.
+        crash_boots: numbers of the last boots that found this session in the middle of a turn.
         progress_ms: last moment of progress.
     """
 
@@ -145,5 +150,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spent: Spent = Spent()
     progress_ms: int = 0
     idle_ms: int = 0
+    idled: bool = False
     withhold_tools: bool = False
     phase: str = ""
+    fingerprint: str = ""
+    toolless_continuations: int = 0
+    crash_boots: tuple[int, ...] = ()
+    ended_ms: int = 0

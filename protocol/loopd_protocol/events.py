@@ -29,9 +29,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", omit_defau
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
-    """A session exists. `driver`, `settings` are as given and validated at creation."""
+    """A session exists. `driver`, `settings` are as given and validated at creation.
+
+    `num` is the small integer that stands for the session in SQL.
+    """
 
     sid: Key
+    num: Count
     name: Name
     driver: dict[str, Any]
     preset: Label
@@ -93,6 +97,13 @@ class EnvelopeCoalesced(Event, frozen=True, kw_only=True, tag="envelope.coalesce
     into: Key
     job: Label
     count: Count
+
+
+class EnvelopeDelivered(Event, frozen=True, kw_only=True, tag="envelope.delivered"):
+    """A `system` note was shown to the model inside the running turn `n`, before its next step."""
+
+    id: Key
+    n: Count
 
 
 class EnvelopeDropped(Event, frozen=True, kw_only=True, tag="envelope.dropped"):
@@ -264,7 +275,8 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     """A turn ended by itself or by a rule.
 
     Attributes:
-        outcome: `completed | empty | idle | model_error | stopped_by_rule | deadline | failed`.
+        outcome: `completed | empty | idle | model_error | stopped_by_rule | step_limit | deadline |
+            failed`.
     """
 
     n: Count
@@ -280,6 +292,7 @@ class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
     Attributes:
         cause: `interrupt | suspend | kill | drain | crash | freeze | ended`.
         phase: `model`, `tool` or `unknown`.
+        boot: for `crash`: number of the boot that found it.
         partial: text that had been streamed when it was cut.
     """
 
@@ -290,6 +303,7 @@ class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
     partial_blob: Digest | None = None
     steps: Count = 0
     duration_ms: DurationMs = 0
+    boot: Count = 0
     by: Label = ""
 
 
@@ -365,8 +379,12 @@ class CronOccurrence(Event, frozen=True, kw_only=True, tag="cron.occurrence"):
     """What became of one due moment of a job.
 
     Attributes:
-        result: `held` (not final) or one of the final `fired | late | coalesced | skipped | missed`.
+        result: `due` or `held` (not final), or one of the final `fired | late | coalesced | skipped |
+            missed`.
         manual: asked for by `cron run`, not due by the expression.
+        next_ms: the job's next due moment; 0 when the expression never comes due again; None when
+            this event does not move it.
+        uncounted: more moments than the daemon enumerates were missed; this row stands for the rest.
     """
 
     job: Name
@@ -375,6 +393,7 @@ class CronOccurrence(Event, frozen=True, kw_only=True, tag="cron.occurrence"):
     envelope: Key | None = None
     late_ms: DurationMs = 0
     manual: bool = False
+    uncounted: bool = False
     next_ms: AtMs | None = None
 
 
@@ -447,6 +466,7 @@ AnyEvent = (
     | EnvelopeAccepted
     | EnvelopeHeld
     | EnvelopeCoalesced
+    | EnvelopeDelivered
     | EnvelopeDropped
     | GateChanged
     | DegenerationDetected

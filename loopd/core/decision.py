@@ -1,0 +1,514 @@
+"""One decision about a session: events and effects gathered while the state follows them. Pure.
+
+`loopd.core.session` says which input leads here; `loopd.core.evolution` how an event changes the
+state. The parts about agents' own tools and about cron are modules of their own.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from loopd.core import gate, goal, occurrences, rules
+from loopd.core.conversation import AgentReply
+from loopd.core.evolution import fold
+from loopd.core.inputs import (
+    Advanced,
+    CancelTurn,
+    DropRequested,
+    Effect,
+    EnvelopeArrived,
+    GateOpenRequested,
+    GoalChangeRequested,
+    House,
+    InterruptRequested,
+    Recovered,
+    StartTurn,
+    StepReported,
+    SuspendRequested,
+    TurnEnded,
+)
+from loopd.core.settings import config_revision
+from loopd.core.state import Session, Waiting
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import Event
+from loopd_protocol.holds import (
+    AnyHold,
+    ContinuationBackoff,
+    CrashLoop,
+    Degeneration,
+    Interrupted,
+    ProviderBackoff,
+    UserSuspend,
+)
+from loopd_protocol.sources import SOURCE_POLICIES, Source, Trigger
+
+HOUR_MS = 3_600_000
+PROVIDER_IS_BACK = "The previous turn failed because the model endpoint was not available. Please go on."
+
+
+class Decision:
+    """Events and effects of one input, gathered while the state follows them."""
+
+    def __init__(self, session: Session, now: int, house: House) -> None:
+        self.session = session
+        self.now = now
+        self.house = house
+        self.settings = house.settings
+        self.events: list[Event] = []
+        self.effects: list[Effect] = []
+        self.stop = False
+        self.reply: AgentReply | None = None
+        self.envelope: str | None = None
+
+    def done(self) -> Advanced:
+        """Everything gathered so far."""
+        return Advanced(
+            session=self.session,
+            events=tuple(self.events),
+            effects=tuple(self.effects),
+            stop=self.stop,
+            reply=self.reply,
+            envelope=self.envelope,
+        )
+
+    def stale(self) -> Advanced:
+        """The answer to a driver whose turn is over already: stop, nothing happened."""
+        return Advanced(
+            session=self.session,
+            stop=True,
+            reply=AgentReply(ok=False, text="the turn is over", ends_turn=True),
+        )
+
+    def emit(self, event: Event) -> rules.Verdicts:
+        """Add an event and follow it; returns what the rules found in it."""
+        self.session, found = fold(self.session, event, ss=self.session.ss + 1, at_ms=self.now)
+        self.events.append(event)
+        return found
+
+    # -- gate -----------------------------------------------------------------------------
+
+    def change_gate(
+        self, given: gate.GateInput, *, cause: str, by: str, envelope: str | None = None
+    ) -> tuple[gate.GateEffect, ...]:
+        """Let the gate change and record it."""
+        _, effects = gate.transition(self.session.gate, given, self.now, may_pass=self._may_pass())
+        for effect in effects:
+            if isinstance(effect, gate.Changed):
+                self.emit(
+                    ev.GateChanged(
+                        gate="open" if effect.gate.is_open else "closed",
+                        cause=cause,
+                        by=by,
+                        gen=effect.gate.gen,
+                        holds=effect.gate.holds,
+                        added=effect.added,
+                        removed=effect.removed,
+                        kept_later=effect.kept_later,
+                        late_ms=effect.late_ms,
+                        envelope=envelope,
+                    )
+                )
+        return effects
+
+    def close(self, hold: AnyHold, *, cause: str) -> None:
+        """Set a hold; moment and sequence number are filled in here."""
+        hold = replace(hold, since_ms=self.now, since_ss=self.session.ss + 1)
+        self.change_gate(gate.Close(hold), cause=cause, by=hold.by)
+
+    def _may_pass(self) -> bool:
+        return self.now - self.session.last_pass_ms >= self.settings.gate.pass_gap_ms
+
+    def suspend(self, given: SuspendRequested) -> None:
+        if given.until_ms is not None and given.until_ms <= self.now:
+            raise Refused(
+                "invalid", f"until {given.until_ms} ms has passed; now is {self.now} ms", path="$.until_ms"
+            )
+        hold = UserSuspend(
+            by=given.by, reason=given.reason, until_ms=given.until_ms, quarantine=given.quarantine
+        )
+        self.close(hold, cause="suspend")
+        if given.mode != "after_turn":
+            self.cut("kill" if given.mode == "kill" else "suspend", by=given.by)
+        self.mark_held()
+
+    def interrupt(self, given: InterruptRequested) -> None:
+        for_ms = self.settings.gate.interrupt_for_ms if given.for_ms is None else given.for_ms
+        self.close(
+            Interrupted(by=given.by, reason=given.reason, until_ms=self.now + for_ms), cause="interrupt"
+        )
+        if given.suspend:
+            self.close(UserSuspend(by=given.by, reason=given.reason), cause="suspend")
+        self.cut("interrupt", by=given.by)
+        self.mark_held()
+
+    def open_by_hand(self, given: GateOpenRequested) -> None:
+        if given.kind is not None and given.kind not in gate.OPENED_BY_HAND:
+            raise Refused(
+                "conflict",
+                f"{given.kind} is not opened by hand; expected one of {', '.join(sorted(gate.OPENED_BY_HAND))} "
+                "(use `unsuspend` for UserSuspend)",
+            )
+        kinds = (given.kind,) if given.kind else tuple(gate.OPENED_BY_HAND)
+        if given.kind and gate.hold_of(self.session.gate, given.kind) is None:
+            raise Refused("conflict", f"no hold {given.kind} stands on session {self.session.name!r}")
+        self.change_gate(gate.Open(kinds), cause="gate_open", by=given.by)
+        self.judge()
+
+    # -- envelopes ------------------------------------------------------------------------
+
+    def accept(
+        self,
+        source: Source,
+        text: str,
+        *,
+        by: str,
+        job: str | None = None,
+        due_ms: int | None = None,
+        dedupe: str | None = None,
+    ) -> str:
+        """Make an envelope durable: coalesce what it replaces, keep the inbox in bounds, lift holds."""
+        envelope = f"env_{self.session.num}_{self.session.ss + 1}"
+        self.emit(
+            ev.EnvelopeAccepted(
+                id=envelope,
+                source=source,
+                text=text,
+                ephemeral_in_history=SOURCE_POLICIES[source].ephemeral_in_history,
+                job=job,
+                due_ms=due_ms,
+                dedupe=dedupe,
+                by=by,
+            )
+        )
+        if SOURCE_POLICIES[source].coalesces and job is not None:
+            self._coalesce(envelope, job)
+        counted = [w for w in self.session.inbox if not SOURCE_POLICIES[w.source].coalesces]
+        if len(counted) > self.settings.gate.inbox_cap:
+            self._drop(counted[0], reason="inbox_full", by="daemon")
+        return envelope
+
+    def _coalesce(self, envelope: str, job: str) -> None:
+        for old in self.session.inbox:
+            if old.job == job and old.id != envelope and old.source is Source.CRON:
+                self.emit(ev.EnvelopeCoalesced(id=old.id, into=envelope, job=job, count=old.count + 1))
+                occurrences.settle(self, old, "coalesced")
+
+    def _drop(self, waiting: Waiting, *, reason: str, by: str) -> None:
+        self.emit(ev.EnvelopeDropped(id=waiting.id, reason=reason, by=by))
+        occurrences.settle(self, waiting, "skipped")
+
+    def arrived(self, given: EnvelopeArrived) -> None:
+        self.envelope = self.accept(given.source, given.text, by=given.by, dedupe=given.dedupe)
+        self.judge()
+
+    def drop(self, given: DropRequested) -> None:
+        waiting = next((w for w in self.session.inbox if w.id == given.id), None)
+        if waiting is None:
+            raise Refused("not_found", f"no envelope {given.id!r} waits in session {self.session.name!r}")
+        self._drop(waiting, reason="operator", by=given.by)
+
+    # -- admission ------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Judge all that waits as if it arrived now; start one turn if something is admitted."""
+        if self.session.status != "live":
+            return
+        if self.session.turn is None and self.house.closed_by is None:
+            self._lift()
+            batch, passing = self._admitted()
+            if batch:
+                self._start_turn(batch, passing=passing)
+                return
+        self.mark_held()
+
+    def _lift(self) -> None:
+        for waiting in self.session.inbox:
+            if SOURCE_POLICIES[waiting.source].starts_turn:
+                arrived = gate.Arrived(waiting.source, waiting.ss, self.session.preset)
+                if gate.lifted_by(self.session.gate, arrived):
+                    self.change_gate(arrived, cause="envelope", by=waiting.source, envelope=waiting.id)
+
+    def _admitted(self) -> tuple[tuple[Waiting, ...], bool]:
+        may_pass = self._may_pass()
+        admitted = tuple(
+            w
+            for w in self.session.inbox
+            if SOURCE_POLICIES[w.source].starts_turn
+            and not gate.blocked_by(self.session.gate, w.source, self.session.preset, may_pass=may_pass)
+        )
+        return admitted, bool(admitted) and not self.session.gate.is_open
+
+    def mark_held(self) -> None:
+        """Say once for each waiting envelope that something keeps it, if something does."""
+        may_pass = self._may_pass()
+        for waiting in self.session.inbox:
+            if waiting.held or not SOURCE_POLICIES[waiting.source].starts_turn:
+                continue
+            by = gate.blocked_by(self.session.gate, waiting.source, self.session.preset, may_pass=may_pass)
+            if self.house.closed_by is not None:
+                by = (*by, self.house.closed_by)
+            if by:
+                self.emit(ev.EnvelopeHeld(id=waiting.id, by=by))
+                occurrences.hold(self, waiting)
+
+    def _start_turn(self, batch: tuple[Waiting, ...], *, passing: bool = False) -> None:
+        notes = tuple(w for w in self.session.inbox if not SOURCE_POLICIES[w.source].starts_turn)
+        taken = tuple(w for w in self.session.inbox if w in batch or w in notes)
+        for waiting in batch:
+            occurrences.settle(self, waiting, None)
+        if batch:
+            strongest = max(batch, key=lambda w: SOURCE_POLICIES[w.source].rank)
+            trigger, prompt = Trigger(strongest.source.value), None
+        else:
+            assert self.session.goal is not None
+            trigger = Trigger.CONTINUATION
+            prompt = self.settings.continuation.text.replace("{goal}", self.session.goal.text)
+        n = self.session.turns + 1
+        self.emit(
+            ev.TurnStarted(
+                n=n,
+                trigger=trigger,
+                envelopes=tuple(w.id for w in taken),
+                prompt=prompt,
+                ephemeral_in_history=prompt is not None,
+                passing=passing,
+                gate_gen=self.session.gate.gen,
+            )
+        )
+        self.effects.append(StartTurn(n, trigger))
+
+    # -- turns ----------------------------------------------------------------------------
+
+    def cut(self, cause: str, *, by: str, boot: int = 0) -> None:
+        """End the running turn now, if there is one; what was streamed so far is kept."""
+        turn = self.session.turn
+        if turn is None:
+            return
+        self.emit(
+            ev.TurnInterrupted(
+                n=turn.n,
+                cause=cause,
+                phase=self.house.phase,
+                partial=self.house.partial,
+                partial_blob=self.house.partial_blob,
+                steps=turn.steps,
+                duration_ms=max(0, self.now - turn.started_ms),
+                boot=boot,
+                by=by,
+            )
+        )
+        self.effects.append(CancelTurn(turn.n, cause))
+        self._after_turn(turn.stopping)
+
+    def stepped(self, given: StepReported) -> None:
+        turn, done = self.session.turn, given.done
+        assert turn is not None
+        found = self.emit(
+            ev.TurnStep(
+                n=turn.n,
+                step=turn.steps + 1,
+                total=self.session.steps + 1,
+                text=done.text,
+                text_blob=given.text_blob,
+                calls=done.calls,
+                usage=done.usage,
+                finish=done.finish,
+                tools_withheld=done.tools_withheld,
+                state_fingerprint=done.state_fingerprint,
+                request_sha256=done.request_sha256,
+                phase=self.session.phase or None,
+            )
+        )
+        self._act_on(found)
+        turn = self.session.turn
+        assert turn is not None
+        limit = turn.steps >= self.settings.turn.max_steps
+        self.stop = turn.stopping is not None or limit
+        if done.calls and not self.stop:
+            for waiting in self.session.inbox:
+                if waiting.source is Source.SYSTEM:
+                    self.emit(ev.EnvelopeDelivered(id=waiting.id, n=turn.n))
+
+    def turn_ended(self, given: TurnEnded) -> None:
+        turn, end = self.session.turn, given.end
+        assert turn is not None
+        outcome: str = end.outcome
+        if turn.stopping is not None:
+            outcome = "stopped_by_rule"
+        elif turn.steps >= self.settings.turn.max_steps and outcome == "completed":
+            outcome = "step_limit"
+        found = self.emit(
+            ev.TurnCompleted(
+                n=turn.n,
+                outcome=outcome,
+                steps=turn.steps,
+                duration_ms=max(0, self.now - turn.started_ms),
+                error=end.error[:4_000],
+            )
+        )
+        stopping = turn.stopping
+        if outcome in {"model_error", "failed"}:
+            self._back_off_from_provider(turn.trigger, end.cause or end.outcome, end.retry_after_ms)
+        if end.goal_complete and self.session.goal is not None and self.session.goal.status == "active":
+            self.emit(ev.GoalChanged(status="complete", origin="model", note="the script is at its end"))
+        if turn.passing and turn.progressed:
+            self.change_gate(gate.Open(("Degeneration",)), cause="progress", by="daemon")
+        for verdict in self._act_on(found):
+            stopping = verdict
+        self._after_turn(stopping)
+
+    def _after_turn(self, stopping: str | None) -> None:
+        if stopping is not None and stopping.startswith("terminate:"):
+            rule = stopping.removeprefix("terminate:")
+            self.end("aborted_stuck", rule, by=f"rule:{rule}", rule=rule)
+            return
+        self._back_off_from_silence()
+        self.judge()
+
+    def _back_off_from_silence(self) -> None:
+        waits = self.settings.continuation.backoff_s
+        over = self.session.toolless_continuations - self.settings.continuation.backoff_after
+        active = self.session.goal is not None and self.session.goal.status == "active"
+        if waits and over >= 0 and active:
+            until = self.now + waits[min(over, len(waits) - 1)] * 1_000
+            reason = f"{self.session.toolless_continuations} continuations in a row without a tool call"
+            self.close(ContinuationBackoff(by="daemon", reason=reason, until_ms=until), cause="backoff")
+
+    def _back_off_from_provider(self, trigger: Trigger, cause: str, retry_after_ms: int | None) -> None:
+        bounds = self.settings.gate
+        wait = bounds.provider_backoff_ms * 2 ** min(self.session.provider_failures, 20)
+        wait = max(min(wait, bounds.provider_backoff_max_ms), retry_after_ms or 0)
+        self.close(
+            ProviderBackoff(by="daemon", reason=cause, cause=cause[:200], until_ms=self.now + wait),
+            cause="provider",
+        )
+        continues = self.session.goal is not None and self.session.goal.status == "active"
+        if trigger is not Trigger.CONTINUATION and not continues:
+            self.accept(Source.REWAKE, PROVIDER_IS_BACK, by="daemon", due_ms=self.now + wait)
+
+    # -- detection ------------------------------------------------------------------------
+
+    def _act_on(self, found: rules.Verdicts) -> list[str]:
+        """Record findings, close the gate or leave notes. Returns `terminate:…` verdicts."""
+        ends: list[str] = []
+        for failure in found.failures:
+            self.emit(ev.DetectorFailed(rule=failure.rule, cause="raised", error=failure.error[:4_000]))
+        for finding in found.findings:
+            relapse = self.session.relapses.get(finding.loop_id, 0)
+            detection = self.session.ss + 1
+            self.emit(
+                ev.DegenerationDetected(
+                    rule=finding.rule,
+                    verdict=finding.verdict,
+                    level=finding.level,
+                    score=finding.score,
+                    threshold=finding.threshold,
+                    unit=finding.unit,
+                    window=finding.window,
+                    evidence=finding.evidence,
+                    loop_id=finding.loop_id,
+                    config_revision=config_revision(self.settings),
+                    tokens_since_onset=finding.onset_tokens,
+                    shadow=finding.shadow,
+                    relapse=relapse,
+                )
+            )
+            if finding.shadow:
+                continue
+            if finding.verdict == "close":
+                reason = f"{finding.rule}: {finding.score} {finding.unit} (threshold {finding.threshold})"
+                self.close(
+                    Degeneration(
+                        by=f"rule:{finding.rule}",
+                        reason=reason,
+                        until_ms=self.now + finding.close_ms,
+                        rule=finding.rule,
+                        detection=detection,
+                        relapse=relapse,
+                    ),
+                    cause="detection",
+                )
+            if finding.note is not None:
+                self.accept(Source.SYSTEM, finding.note, by=f"rule:{finding.rule}")
+            if finding.verdict == "terminate":
+                ends.append(f"terminate:{finding.rule}")
+        return ends
+
+    # -- goal, end, time ------------------------------------------------------------------
+
+    def change_goal(self, given: GoalChangeRequested) -> None:
+        if given.text is None:
+            goal.check_user_change(self.session.goal, given.status)
+        self.emit(
+            ev.GoalChanged(status=given.status, origin="user", text=given.text, note=given.note, by=given.by)
+        )
+
+    def end(
+        self, status: str, stop_reason: str, *, by: str, explanation: str = "", rule: str | None = None
+    ) -> None:
+        """Reach a terminal state: cut the turn, drop what waits, take the holds away, say so last."""
+        turn = self.session.turn
+        if turn is not None:
+            self.session = replace(self.session, turn=replace(turn, stopping=None))
+            self._cut_for_end(by)
+        for waiting in self.session.inbox:
+            self._drop(waiting, reason="session_ended", by=by)
+        kinds = tuple(h.kind for h in self.session.gate.holds)
+        self.change_gate(gate.Open(kinds), cause="ended", by=by)
+        for job in self.session.crons:
+            self.emit(ev.CronChanged(job=job.job, change="removed", by=by))
+        self.emit(
+            ev.SessionEnded(status=status, stop_reason=stop_reason, rule=rule, explanation=explanation, by=by)
+        )
+
+    def _cut_for_end(self, by: str) -> None:
+        turn = self.session.turn
+        assert turn is not None
+        self.emit(
+            ev.TurnInterrupted(
+                n=turn.n,
+                cause="ended",
+                phase=self.house.phase,
+                partial=self.house.partial,
+                partial_blob=self.house.partial_blob,
+                steps=turn.steps,
+                duration_ms=max(0, self.now - turn.started_ms),
+                by=by,
+            )
+        )
+        self.effects.append(CancelTurn(turn.n, "ended"))
+
+    def recovered(self, given: Recovered) -> None:
+        if self.session.turn is None:
+            return
+        self.cut("crash", by="daemon", boot=given.boot)
+        recent = [b for b in self.session.crash_boots if b > given.boot - 10]
+        if self.session.status == "live" and 0 < given.crash_loop_boots <= len(recent):
+            until = self.now + HOUR_MS * 2 ** (len(recent) - given.crash_loop_boots)
+            reason = f"the daemon died in a turn of this session in {len(recent)} of its last 10 boots"
+            self.close(
+                CrashLoop(by="daemon", reason=reason, until_ms=until, boots=len(recent)), cause="crash_loop"
+            )
+
+    def ticked(self) -> None:
+        if self.session.status != "live":
+            return
+        self.change_gate(gate.Tick(), cause="deadline", by="daemon")
+        occurrences.fire_due(self)
+        self.judge()
+        due = continuation_due(self.session, self.house)
+        if due is not None and due <= self.now:
+            self._start_turn(())
+
+
+def continuation_due(session: Session, house: House) -> int | None:
+    """When the next continuation may start, or None while there is none to come."""
+    if session.status != "live" or session.turn is not None or not session.gate.is_open:
+        return None
+    if house.closed_by is not None or session.goal is None or session.goal.status != "active":
+        return None
+    if any(SOURCE_POLICIES[w.source].starts_turn for w in session.inbox):
+        return None
+    last = max(session.last_turn_ms, session.goal.set_ms, session.created_ms)
+    return last + house.settings.continuation.min_gap_ms

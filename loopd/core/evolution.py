@@ -1,0 +1,308 @@
+"""How an event changes a session: the only way that its state ever changes. Pure.
+
+`evolve` is used while deciding (`loopd.core.session`), when a projection is checked against the
+journal, and in replay, so the three cannot differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from loopd.core import rules
+from loopd.core.inputs import tokens_of
+from loopd.core.records import TurnRecord, step_record
+from loopd.core.settings import Settings, settings_for
+from loopd.core.state import CronJob, Gate, Goal, Running, Session, Waiting, Wake
+from loopd_protocol import events as ev
+from loopd_protocol.sources import Source, Trigger
+
+CRASH_BOOTS_KEPT = 10
+LOOPS_REMEMBERED = 64
+JUDGED_OUTCOMES = frozenset({"completed", "empty", "idle", "stopped_by_rule", "step_limit"})
+"""Outcomes of turns in which the model really answered; the others say nothing about it."""
+
+NOTHING_FOUND = rules.Verdicts(state=rules.RulesState())
+
+
+def evolve(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> Session:
+    """The session after `event`, which has session sequence number `ss` and happened at `at_ms`.
+
+    Raises:
+        ValueError: the event does not follow `session` (a gap, or an event before creation).
+    """
+    return fold(session, event, ss=ss, at_ms=at_ms)[0]
+
+
+def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tuple[Session, rules.Verdicts]:
+    """Like `evolve`, with what the rules found in the event."""
+    if isinstance(event, ev.SessionCreated):
+        return _created(event, at_ms), NOTHING_FOUND
+    if session is None:
+        raise ValueError(f"{event.kind!r} at ss {ss}; expected 'session.created' first")
+    if ss != session.ss + 1:
+        raise ValueError(f"{event.kind!r} has ss {ss}; expected {session.ss + 1}")
+    session = replace(session, ss=ss)
+    found = NOTHING_FOUND
+    match event:
+        case ev.EnvelopeAccepted():
+            session = _accepted(session, event, at_ms)
+        case ev.EnvelopeHeld():
+            session = replace(session, inbox=_marked_held(session.inbox, event.id))
+        case ev.EnvelopeCoalesced():
+            session = _coalesced(session, event)
+        case ev.EnvelopeDropped() | ev.EnvelopeDelivered():
+            session = replace(session, inbox=tuple(w for w in session.inbox if w.id != event.id))
+        case ev.GateChanged():
+            session = _gate_changed(session, event)
+        case ev.DegenerationDetected():
+            session = _detected(session, event)
+        case ev.TurnStarted():
+            session = _turn_started(session, event, at_ms)
+        case ev.TurnStep():
+            session, found = _stepped(session, event, at_ms)
+        case ev.TurnCompleted():
+            session, found = _completed(session, event, at_ms)
+        case ev.TurnInterrupted():
+            session = _interrupted(session, event, at_ms)
+        case ev.GoalChanged():
+            session = _goal_changed(session, event, at_ms)
+        case ev.AgentReported():
+            session = replace(session, phase=event.phase or session.phase)
+        case ev.WakeSet():
+            wake = Wake(id=event.id, due_ms=event.due_ms, note=event.note, expr=event.expr)
+            rest = tuple(w for w in session.wakes if w.id != event.id)
+            session = replace(session, wakes=(*rest, wake))
+        case ev.WakeCancelled():
+            session = replace(session, wakes=tuple(w for w in session.wakes if w.id != event.id))
+        case ev.CronChanged():
+            session = _cron_changed(session, event)
+        case ev.CronOccurrence():
+            session = _cron_occurred(session, event)
+        case ev.SessionEnded():
+            session = replace(
+                session, status=event.status, stop_reason=event.stop_reason, ended_ms=at_ms, wakes=()
+            )
+        case _:
+            pass  # detector.failed, provider.retrying, effect.*: facts without state
+    return session, found
+
+
+def _settings(session: Session) -> Settings:
+    return settings_for(session.preset, session.overrides)
+
+
+def _created(event: ev.SessionCreated, at_ms: int) -> Session:
+    return Session(
+        sid=event.sid,
+        num=event.num,
+        name=event.name,
+        driver=event.driver,
+        preset=event.preset,
+        overrides=event.settings,
+        labels=event.labels,
+        workspace=event.workspace,
+        created_ms=at_ms,
+        progress_ms=at_ms,
+        ss=1,
+    )
+
+
+def _accepted(session: Session, event: ev.EnvelopeAccepted, at_ms: int) -> Session:
+    waiting = Waiting(
+        id=event.id, ss=session.ss, source=event.source, at_ms=at_ms, job=event.job, due_ms=event.due_ms
+    )
+    wakes = session.wakes
+    if event.source is Source.REWAKE and event.job is not None:
+        wakes = tuple(w for w in wakes if w.id != event.job or w.expr is not None)
+    return replace(session, inbox=(*session.inbox, waiting), wakes=wakes)
+
+
+def _marked_held(inbox: tuple[Waiting, ...], envelope: str) -> tuple[Waiting, ...]:
+    return tuple(replace(w, held=True) if w.id == envelope else w for w in inbox)
+
+
+def _coalesced(session: Session, event: ev.EnvelopeCoalesced) -> Session:
+    inbox = tuple(
+        replace(w, count=event.count) if w.id == event.into else w for w in session.inbox if w.id != event.id
+    )
+    return replace(session, inbox=inbox)
+
+
+def _gate_changed(session: Session, event: ev.GateChanged) -> Session:
+    state = session.rules
+    for hold in session.gate.holds:
+        if hold.kind == "Degeneration" and hold.kind in event.removed:
+            state = rules.rearm(state, getattr(hold, "rule", ""))
+    changes: dict[str, Any] = {"gate": Gate(holds=event.holds, gen=event.gen), "rules": state}
+    if event.added is not None and event.added.kind == "RequestIdle" and session.turn is not None:
+        assert event.added.until_ms is not None
+        changes["idled"] = True
+        changes["idle_ms"] = session.idle_ms + max(0, event.added.until_ms - event.added.since_ms)
+    if event.added is not None and event.added.kind == "ProviderBackoff":
+        changes["provider_failures"] = session.provider_failures + 1
+    return replace(session, **changes)
+
+
+def _detected(session: Session, event: ev.DegenerationDetected) -> Session:
+    changes: dict[str, Any] = {}
+    if event.shadow:
+        return session
+    if event.verdict == "text_only":
+        changes["withhold_tools"] = True
+    elif event.verdict == "close":
+        relapses = {k: v for k, v in session.relapses.items() if k != event.loop_id}
+        relapses[event.loop_id] = event.relapse + 1
+        while len(relapses) > LOOPS_REMEMBERED:
+            del relapses[next(iter(relapses))]
+        changes["relapses"] = relapses
+    if session.turn is not None and event.verdict in {"close", "terminate"}:
+        changes["turn"] = replace(session.turn, stopping=f"{event.verdict}:{event.rule}")
+    return replace(session, **changes)
+
+
+def _turn_started(session: Session, event: ev.TurnStarted, at_ms: int) -> Session:
+    named = set(event.envelopes)
+    by_human = event.trigger is Trigger.HUMAN
+    state = rules.begin_turn(session.rules)
+    changes: dict[str, Any] = {
+        "inbox": tuple(w for w in session.inbox if w.id not in named),
+        "turn": Running(
+            n=event.n, trigger=event.trigger, started_ms=at_ms, ss=session.ss, passing=event.passing
+        ),
+        "turns": event.n,
+        "idled": False,
+    }
+    if by_human:
+        state = rules.restart_scope(state)
+        changes |= {"progress_ms": at_ms, "spent": replace(session.spent, barren=0)}
+        changes |= {"toolless_continuations": 0, "idle_ms": 0}
+    if event.passing:
+        changes["last_pass_ms"] = at_ms
+    return replace(session, rules=state, **changes)
+
+
+def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, rules.Verdicts]:
+    turn = session.turn
+    assert turn is not None, "turn.step without a running turn"
+    record = step_record(event, trigger=turn.trigger, at_ms=at_ms)
+    found = rules.observe_step(session.rules, _settings(session).rules, record)
+    tokens = tokens_of(event.usage)
+    moved = bool(event.state_fingerprint) and event.state_fingerprint != session.fingerprint
+    wrote = any(call.ok and call.tool_class == "edit" for call in event.calls)
+    progressed = (moved and bool(session.fingerprint)) or wrote
+    spent = session.spent
+    usage = event.usage
+    if usage is not None:
+        spent = replace(
+            spent, input=spent.input + usage.input_tokens, output=spent.output + usage.output_tokens
+        )
+    spent = replace(spent, barren=0 if progressed else spent.barren + tokens)
+    return replace(
+        session,
+        rules=found.state,
+        steps=event.total,
+        spent=spent,
+        progress_ms=at_ms if progressed else session.progress_ms,
+        fingerprint=event.state_fingerprint or session.fingerprint,
+        withhold_tools=False,
+        turn=replace(
+            turn,
+            steps=event.step,
+            calls=turn.calls + len(event.calls),
+            tokens=turn.tokens + tokens,
+            text=event.text,
+            progressed=turn.progressed or progressed,
+        ),
+    ), found
+
+
+def _completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[Session, rules.Verdicts]:
+    turn = session.turn
+    assert turn is not None, "turn.completed without a running turn"
+    record = TurnRecord(
+        n=turn.n,
+        trigger=turn.trigger,
+        at_ms=at_ms,
+        outcome=event.outcome,
+        text=turn.text,
+        calls=turn.calls,
+        steps=turn.steps,
+        tokens=turn.tokens,
+    )
+    found = rules.observe_turn(session.rules, _settings(session).rules, record)
+    repeat, barren = rules.streaks(found.state)
+    toolless = session.toolless_continuations
+    if turn.calls:
+        toolless = 0
+    elif turn.trigger is Trigger.CONTINUATION and event.outcome in JUDGED_OUTCOMES:
+        toolless += 1
+    return replace(
+        session,
+        turn=None,
+        rules=found.state,
+        last_turn_ms=at_ms,
+        repeat_streak=repeat,
+        barren_streak=barren,
+        toolless_continuations=toolless,
+        idle_ms=session.idle_ms if session.idled else 0,
+        provider_failures=session.provider_failures if event.outcome in {"model_error", "failed"} else 0,
+    ), found
+
+
+def _interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Session:
+    boots = session.crash_boots
+    if event.cause == "crash":
+        boots = (*boots, event.boot)[-CRASH_BOOTS_KEPT:]
+    return replace(session, turn=None, last_turn_ms=at_ms, crash_boots=boots)
+
+
+def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Session:
+    state = rules.restart_scope(session.rules)
+    if event.status == "cleared":
+        return replace(session, goal=None, rules=state)
+    old = session.goal
+    text = event.text if event.text is not None else ("" if old is None else old.text)
+    goal = Goal(text=text, status=event.status, origin=event.origin, note=event.note, set_ms=at_ms)
+    return replace(session, goal=goal, rules=state)
+
+
+def _cron_changed(session: Session, event: ev.CronChanged) -> Session:
+    old = next((j for j in session.crons if j.job == event.job), None)
+    rest = tuple(j for j in session.crons if j.job != event.job)
+    if event.change == "removed":
+        return replace(session, crons=rest)
+    job = CronJob(
+        job=event.job,
+        expr=event.expr,
+        text=event.text,
+        tz=event.tz,
+        missed=event.missed,
+        catchup_ms=event.catchup_ms,
+        next_ms=event.next_ms,
+        paused=event.change == "paused",
+        last_manual_ms=old.last_manual_ms if old else 0,
+    )
+    return replace(session, crons=(*rest, job))
+
+
+def _cron_occurred(session: Session, event: ev.CronOccurrence) -> Session:
+    def moved(job: CronJob) -> CronJob:
+        if event.manual:
+            return replace(job, last_manual_ms=max(job.last_manual_ms, event.due_ms))
+        return job if event.next_ms is None else replace(job, next_ms=event.next_ms or None)
+
+    crons = tuple(moved(j) if j.job == event.job else j for j in session.crons)
+    return replace(session, crons=crons)
+
+
+def encode(session: Session) -> bytes:
+    """The session as stored in its row."""
+    return msgspec.msgpack.encode(session)
+
+
+def decode(data: bytes) -> Session:
+    """The session from its row; fields that a newer version added get their defaults."""
+    return msgspec.msgpack.decode(data, type=Session)

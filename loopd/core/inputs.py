@@ -1,0 +1,277 @@
+"""What can happen to a session, what it is decided within, and what follows. Plain values.
+
+Inputs are past participles, effects imperatives.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from loopd.core.conversation import AgentReply, AgentRequest, StepDone, TurnEnd
+from loopd.core.settings import Settings
+from loopd.core.state import Session
+from loopd_protocol.events import Event, Usage
+from loopd_protocol.holds import AnyHold
+from loopd_protocol.sources import Source, Trigger
+
+CutCause = Literal["interrupt", "suspend", "kill", "drain", "crash", "freeze", "ended", "deadline"]
+
+
+class _Input(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class EnvelopeArrived(_Input, frozen=True, kw_only=True):
+    """Somebody sent something. `source` was stamped by the daemon."""
+
+    source: Source
+    text: str
+    by: str
+    dedupe: str | None = None
+
+
+class SuspendRequested(_Input, frozen=True, kw_only=True):
+    """`mode`: let a running turn finish, cancel it, or cancel it without grace."""
+
+    by: str
+    reason: str = ""
+    until_ms: int | None = None
+    mode: Literal["after_turn", "interrupt", "kill"] = "after_turn"
+    quarantine: bool = False
+
+
+class UnsuspendRequested(_Input, frozen=True, kw_only=True):
+    """Remove `UserSuspend`, nothing else."""
+
+    by: str
+
+
+class InterruptRequested(_Input, frozen=True, kw_only=True):
+    """Cut the running turn; nothing automatic for `for_ms` (None: the session's setting)."""
+
+    by: str
+    reason: str = ""
+    for_ms: int | None = None
+    suspend: bool = False
+
+
+class GateOpenRequested(_Input, frozen=True, kw_only=True):
+    """Remove all holds that are opened by hand, or one kind."""
+
+    by: str
+    kind: str | None = None
+
+
+class GateExtendRequested(_Input, frozen=True, kw_only=True):
+    """Move one deadline later."""
+
+    by: str
+    kind: str
+    until_ms: int
+
+
+class HoldRequested(_Input, frozen=True, kw_only=True):
+    """The daemon itself closes the gate, for example `Maintenance`."""
+
+    hold: AnyHold
+    cause: str
+
+
+class GoalChangeRequested(_Input, frozen=True, kw_only=True):
+    """A person sets (`text` given) or changes the goal. `status` as in `goal.changed`."""
+
+    by: str
+    status: str
+    text: str | None = None
+    note: str = ""
+
+
+class CronPutRequested(_Input, frozen=True, kw_only=True):
+    """Create or replace a job."""
+
+    by: str
+    job: str
+    expr: str
+    text: str
+    tz: str = "UTC"
+    missed: str = "one"
+    catchup_ms: int = 86_400_000
+
+
+class CronChangeRequested(_Input, frozen=True, kw_only=True):
+    """Pause, resume, remove or run a job."""
+
+    by: str
+    job: str
+    change: Literal["paused", "resumed", "removed", "run"]
+
+
+class DropRequested(_Input, frozen=True, kw_only=True):
+    """Forget one waiting envelope."""
+
+    by: str
+    id: str
+
+
+class EndRequested(_Input, frozen=True, kw_only=True):
+    """End the session for good."""
+
+    by: str
+    reason: str = ""
+
+
+class StepReported(_Input, frozen=True, kw_only=True):
+    """A step of turn `n` ended. Content over the inline limit is in blobs named by these digests."""
+
+    n: int
+    done: StepDone
+    text_blob: str | None = None
+
+
+class RetryReported(_Input, frozen=True, kw_only=True):
+    """The driver will try a model call again."""
+
+    n: int
+    attempt: int
+    cause: str
+    delay_ms: int
+
+
+class AgentAsked(_Input, frozen=True, kw_only=True):
+    """The agent of turn `n` used one of loopd's own tools."""
+
+    n: int
+    request: AgentRequest
+
+
+class EffectIntended(_Input, frozen=True, kw_only=True):
+    """A tool is about to run in turn `n`."""
+
+    n: int
+    call: str
+    tool: str
+    args_sha256: str
+    tool_class: str
+
+
+class EffectEnded(_Input, frozen=True, kw_only=True):
+    """A tool that was intended has ended."""
+
+    n: int
+    call: str
+    outcome: str
+
+
+class TurnEnded(_Input, frozen=True, kw_only=True):
+    """The driver gave turn `n` back."""
+
+    n: int
+    end: TurnEnd
+
+
+class CutRequested(_Input, frozen=True, kw_only=True):
+    """Cut the running turn (drain, freeze, deadline). `n` None means whatever runs."""
+
+    cause: CutCause
+    by: str = "daemon"
+    n: int | None = None
+
+
+class Recovered(_Input, frozen=True, kw_only=True):
+    """A new boot found this session; `crash_loop_boots` 0 switches that hold off."""
+
+    boot: int
+    crash_loop_boots: int = 3
+
+
+class Ticked(_Input, frozen=True, kw_only=True):
+    """Time has passed: everything that is due is carried out."""
+
+
+class Reconsidered(_Input, frozen=True, kw_only=True):
+    """The house changed (unfreeze, end of a drain): judge again."""
+
+
+Input = (
+    EnvelopeArrived
+    | SuspendRequested
+    | UnsuspendRequested
+    | InterruptRequested
+    | GateOpenRequested
+    | GateExtendRequested
+    | HoldRequested
+    | GoalChangeRequested
+    | CronPutRequested
+    | CronChangeRequested
+    | DropRequested
+    | EndRequested
+    | StepReported
+    | RetryReported
+    | AgentAsked
+    | EffectIntended
+    | EffectEnded
+    | TurnEnded
+    | CutRequested
+    | Recovered
+    | Ticked
+    | Reconsidered
+)
+
+
+class House(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session is decided within.
+
+    Attributes:
+        closed_by: `freeze` or `drain` when no session admits work, else None.
+        partial: text streamed so far in the running step, in case this input cuts the turn.
+        phase: `model` or `tool`: what the running turn is doing.
+        settings: the session's settings, whole.
+    """
+
+    settings: Settings
+    closed_by: str | None = None
+    partial: str = ""
+    partial_blob: str | None = None
+    phase: str = "unknown"
+
+
+class StartTurn(msgspec.Struct, frozen=True):
+    """Call the driver for turn `n`; its `turn.started` is durable by now."""
+
+    n: int
+    trigger: Trigger
+
+
+class CancelTurn(msgspec.Struct, frozen=True):
+    """Stop the driver's work for turn `n` at once."""
+
+    n: int
+    cause: str
+
+
+Effect = StartTurn | CancelTurn
+
+
+class Advanced(msgspec.Struct, frozen=True, kw_only=True):
+    """What an input led to. Journal `events` first, then carry out `effects` in order.
+
+    Attributes:
+        events: in order; the i-th has `ss` = `before.ss` + 1 + i.
+        stop: the driver must end the turn now.
+        reply: answer to an `AgentAsked`.
+        envelope: id of the envelope that an arrival or `cron run` made.
+    """
+
+    session: Session
+    events: tuple[Event, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    stop: bool = False
+    reply: AgentReply | None = None
+    envelope: str | None = None
+
+
+def tokens_of(usage: Usage | None) -> int:
+    """Tokens of a model call, both ways."""
+    return 0 if usage is None else usage.input_tokens + usage.output_tokens

@@ -1,0 +1,177 @@
+"""Cron jobs and wake-ups of a session: every due moment is accounted for. Pure.
+
+due ─▶ fired                       delivered at once
+─▶ held ─▶ late | coalesced | skipped    the gate kept it; delivered later, replaced, dropped
+─▶ skipped                     the job is paused
+─▶ missed | late               the daemon was down or asleep; the job's policy decides
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from loopd.core import rules, schedule
+from loopd.core.inputs import CronChangeRequested, CronPutRequested
+from loopd.core.state import CronJob, Session, Waiting
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import Event
+from loopd_protocol.sources import Source
+
+JOBS_MAX = 100
+
+
+class Decides(Protocol):
+    """The part of `loopd.core.session.Decision` that is needed here."""
+
+    session: Session
+    now: int
+    envelope: str | None
+
+    def emit(self, event: Event) -> rules.Verdicts: ...
+
+    def accept(
+        self, source: Source, text: str, *, by: str, job: str | None = None, due_ms: int | None = None
+    ) -> str: ...
+
+    def judge(self) -> None: ...
+
+
+def hold(decision: Decides, waiting: Waiting) -> None:
+    """The gate keeps a cron envelope waiting."""
+    if waiting.source is Source.CRON and waiting.job is not None:
+        decision.emit(_occurrence(decision, waiting, "held"))
+
+
+def settle(decision: Decides, waiting: Waiting, result: str | None) -> None:
+    """A cron envelope reached its end; `result` None means that it is delivered now."""
+    if waiting.source is not Source.CRON or waiting.job is None:
+        return
+    if result is None:
+        late = waiting.held or decision.now - (waiting.due_ms or 0) > schedule.LATE_MS
+        result = "late" if late else "fired"
+    decision.emit(_occurrence(decision, waiting, result))
+
+
+def _occurrence(decision: Decides, waiting: Waiting, result: str) -> ev.CronOccurrence:
+    assert waiting.job is not None
+    due = waiting.at_ms if waiting.due_ms is None else waiting.due_ms
+    job = _job(decision.session, waiting.job)
+    return ev.CronOccurrence(
+        job=waiting.job,
+        due_ms=due,
+        result=result,
+        envelope=waiting.id,
+        late_ms=max(0, decision.now - due),
+        manual=job is not None and job.last_manual_ms == due,
+    )
+
+
+def _job(session: Session, name: str) -> CronJob | None:
+    return next((j for j in session.crons if j.job == name), None)
+
+
+def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> None:
+    """Carry out a cron command.
+
+    Raises:
+        Refused: `invalid` for an expression or zone, `not_found`, `conflict` for a bound or state.
+    """
+    if isinstance(given, CronPutRequested):
+        _put(decision, given)
+        return
+    job = _job(decision.session, given.job)
+    if job is None:
+        raise Refused("not_found", f"session {decision.session.name!r} has no cron job {given.job!r}")
+    match given.change:
+        case "run":
+            due = max(decision.now, job.last_manual_ms + 1)
+            decision.emit(ev.CronOccurrence(job=job.job, due_ms=due, result="due", manual=True))
+            decision.envelope = decision.accept(Source.CRON, job.text, by=given.by, job=job.job, due_ms=due)
+            decision.judge()
+        case "removed":
+            decision.emit(ev.CronChanged(job=job.job, change="removed", by=given.by))
+        case "paused" | "resumed":
+            if job.paused == (given.change == "paused"):
+                raise Refused("conflict", f"cron job {job.job!r} is {given.change} already")
+            decision.emit(_changed(job, given.change, by=given.by, next_ms=job.next_ms))
+
+
+def _put(decision: Decides, given: CronPutRequested) -> None:
+    if _job(decision.session, given.job) is None and len(decision.session.crons) >= JOBS_MAX:
+        raise Refused("conflict", f"session has {JOBS_MAX} cron jobs, the most it may have")
+    due = schedule.next_due(given.expr, given.tz, decision.now)
+    if due is None:
+        raise Refused("invalid", f"cron expression {given.expr!r} never comes due", path="$.expr")
+    job = CronJob(
+        job=given.job,
+        expr=given.expr,
+        text=given.text,
+        tz=given.tz,
+        missed=given.missed,
+        catchup_ms=given.catchup_ms,
+    )
+    decision.emit(_changed(job, "put", by=given.by, next_ms=due))
+
+
+def _changed(job: CronJob, how: str, *, by: str, next_ms: int | None) -> ev.CronChanged:
+    return ev.CronChanged(
+        job=job.job,
+        change=how,
+        expr=job.expr,
+        tz=job.tz,
+        text=job.text,
+        missed=job.missed,
+        catchup_ms=job.catchup_ms,
+        next_ms=next_ms,
+        by=by,
+    )
+
+
+def fire_due(decision: Decides) -> None:
+    """Turn everything that is due by now into envelopes and accounts."""
+    for job in decision.session.crons:
+        if job.next_ms is not None and job.next_ms <= decision.now:
+            _fire(decision, job)
+    for wake in decision.session.wakes:
+        if wake.due_ms <= decision.now:
+            text = wake.note or "You asked to be woken now."
+            decision.accept(Source.REWAKE, text, by="agent", job=wake.id, due_ms=wake.due_ms)
+            if wake.expr is not None:
+                due = schedule.next_due(wake.expr, "UTC", decision.now)
+                if due is None:
+                    decision.emit(ev.WakeCancelled(id=wake.id, by="daemon"))
+                else:
+                    decision.emit(ev.WakeSet(id=wake.id, due_ms=due, expr=wake.expr, note=wake.note))
+
+
+def _fire(decision: Decides, job: CronJob) -> None:
+    assert job.next_ms is not None
+    due, following, cut = schedule.due_between(job.expr, job.tz, job.next_ms, decision.now)
+    for i, at in enumerate(due):
+        last = i == len(due) - 1
+        late = decision.now - at
+        result = _verdict(job, late, last=last)
+        decision.emit(
+            ev.CronOccurrence(
+                job=job.job,
+                due_ms=at,
+                result=result,
+                late_ms=max(0, late),
+                uncounted=cut and last,
+                next_ms=(following or 0) if last else None,
+            )
+        )
+        if result == "due":
+            decision.accept(Source.CRON, job.text, by="cron", job=job.job, due_ms=at)
+
+
+def _verdict(job: CronJob, late_ms: int, *, last: bool) -> str:
+    """`due` for a moment that becomes an envelope, else its final account."""
+    if job.paused:
+        return "skipped"
+    if late_ms <= schedule.LATE_MS:
+        return "due"
+    if job.missed == "skip" or late_ms > job.catchup_ms:
+        return "missed"
+    return "due" if job.missed == "all" or last else "missed"

@@ -1,0 +1,43 @@
+"""A session reduced to the columns that lists, metrics and timers need. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loopd.core.inputs import House
+from loopd.core.session import next_deadline
+from loopd.core.settings import settings_for
+from loopd.core.state import Session
+from loopd.core.writes import PassiveRow
+
+
+def passive_row(session: Session, *, closed_by: str | None = None) -> PassiveRow:
+    """The passive row of a session. `closed_by`: the house admits no work (see `House`)."""
+    house = House(settings=settings_for(session.preset, session.overrides), closed_by=closed_by)
+    untils = [hold.until_ms for hold in session.gate.holds]
+    known = [until for until in untils if until is not None]
+    return PassiveRow(
+        sid=session.sid,
+        num=session.num,
+        name=session.name,
+        status=session.status,
+        preset=session.preset,
+        goal="" if session.goal is None else session.goal.status,
+        holds=",".join(hold.kind for hold in session.gate.holds),
+        until_ms=max(known) if known and len(known) == len(untils) else None,
+        deadline_ms=next_deadline(session, house),
+        inbox=len(session.inbox),
+        inbox_oldest_ms=session.inbox[0].at_ms if session.inbox else None,
+        turns=session.turns,
+        steps=session.steps,
+        tokens=session.spent.input + session.spent.output,
+        tokens_barren=session.spent.barren,
+        repeat_streak=session.repeat_streak,
+        barren_streak=session.barren_streak,
+        progress_ms=session.progress_ms,
+        created_ms=session.created_ms,
+        last_turn_ms=session.last_turn_ms,
+        running=0 if session.turn is None else 1,
+        trigger="" if session.turn is None else session.turn.trigger.value,
+        labels=msgspec.json.encode(session.labels).decode() if session.labels else "",
+    )

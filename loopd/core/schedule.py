@@ -1,0 +1,70 @@
+"""When is a cron expression due? Pure: the moment is handed in, time zones come from tzdata.
+
+Daylight saving follows Debian's cron (as `cronsim` implements it): jobs with a fixed hour run once
+on the day of a change, jobs with a wildcard hour follow the clock.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from loopd_protocol.errors import Refused
+
+LATE_MS = 60_000
+"""An occurrence that is looked at later than this was missed: the daemon was down or asleep."""
+
+ENUMERATED = 10_000
+"""Missed moments of one job that are accounted one by one; a week of minutes is 10,080."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _moments(expr: str, tz: str, after_ms: int) -> CronSim:
+    try:
+        zone = ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise Refused("invalid", f"time zone {tz!r} is not known", path="$.tz") from error
+    start = (_EPOCH + timedelta(milliseconds=after_ms)).astimezone(zone)
+    try:
+        return CronSim(expr, start)
+    except CronSimError as error:
+        raise Refused("invalid", f"cron expression {expr!r}: {error}", path="$.expr") from error
+
+
+def next_due(expr: str, tz: str, after_ms: int) -> int | None:
+    """First due moment strictly after `after_ms`, or None when there is none in 50 years.
+
+    Raises:
+        Refused: `invalid` for an expression or a time zone that does not exist.
+    """
+    moment = next(_moments(expr, tz, after_ms), None)
+    return None if moment is None else _ms(moment)
+
+
+def upcoming(expr: str, tz: str, after_ms: int, count: int) -> list[int]:
+    """The next `count` due moments, fewer when the expression runs out."""
+    moments = _moments(expr, tz, after_ms)
+    return [_ms(moment) for moment, _ in zip(moments, range(count), strict=False)]
+
+
+def due_between(expr: str, tz: str, first_ms: int, now: int) -> tuple[list[int], int | None, bool]:
+    """Due moments from `first_ms` (which is one) up to `now`, the next one after, and if it was cut.
+
+    At most `ENUMERATED` moments are listed; then the third value is true and the rest is not counted.
+    """
+    due = [first_ms]
+    for moment in _moments(expr, tz, first_ms):
+        at = _ms(moment)
+        if at > now:
+            return due, at, False
+        if len(due) >= ENUMERATED:
+            return due, next_due(expr, tz, now), True
+        due.append(at)
+    return due, None, False
+
+
+def _ms(moment: datetime) -> int:
+    return round((moment - _EPOCH).total_seconds() * 1000)

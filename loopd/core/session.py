@@ -1,0 +1,155 @@
+"""One session: `advance(session, input, now, house)` decides everything that may happen to it. Pure.
+
+                     EnvelopeArrived / continuation due, gate admits
+              ┌────────────────────────────────────────────────────────┐
+              │                                                        ▼
+    live: ── idle ◀── turn.completed / turn.interrupted ─────────── running ──▶ turn.step …
+              │                                                        │
+              └──────────── EndRequested / verdict `terminate` ────────┴──▶ one of four terminal states
+
+Each decision becomes events; `loopd.core.evolution` alone says how an event changes the state.
+The shell writes the events, and only then carries out the effects.
+"""
+
+from __future__ import annotations
+
+from loopd.core import agent_tools, gate, occurrences
+from loopd.core.decision import Decision, continuation_due
+from loopd.core.inputs import (
+    Advanced,
+    AgentAsked,
+    CronChangeRequested,
+    CronPutRequested,
+    CutRequested,
+    DropRequested,
+    EffectEnded,
+    EffectIntended,
+    EndRequested,
+    EnvelopeArrived,
+    GateExtendRequested,
+    GateOpenRequested,
+    GoalChangeRequested,
+    HoldRequested,
+    House,
+    Input,
+    InterruptRequested,
+    Reconsidered,
+    Recovered,
+    RetryReported,
+    StepReported,
+    SuspendRequested,
+    Ticked,
+    TurnEnded,
+    UnsuspendRequested,
+)
+from loopd.core.state import Session
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.sources import SOURCE_POLICIES
+
+TURN_INPUTS = frozenset({StepReported, TurnEnded, AgentAsked, RetryReported, EffectIntended, EffectEnded})
+"""Inputs that speak for one turn and are stale when that turn is over."""
+
+
+def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
+    """Decide what an input leads to.
+
+    Args:
+        session: the state before; it is not changed.
+        given: what happened.
+        now: wall clock, milliseconds since the epoch (UTC).
+        house: what holds for all sessions, and the settings of this one.
+
+    Raises:
+        Refused: the input cannot be accepted; nothing is changed.
+    """
+    decision = Decision(session, now, house)
+    if session.status != "live" and not isinstance(given, Ticked | Recovered | Reconsidered):
+        if type(given) in TURN_INPUTS or isinstance(given, CutRequested):
+            return decision.stale()
+        raise Refused("session_terminal", f"session {session.name!r} has ended as {session.status!r}")
+    if type(given) in TURN_INPUTS and (session.turn is None or session.turn.n != getattr(given, "n", 0)):
+        return decision.stale()
+    match given:
+        case EnvelopeArrived():
+            decision.arrived(given)
+        case SuspendRequested():
+            decision.suspend(given)
+        case UnsuspendRequested():
+            decision.change_gate(gate.Open(("UserSuspend",)), cause="unsuspend", by=given.by)
+            decision.judge()
+        case InterruptRequested():
+            decision.interrupt(given)
+        case GateOpenRequested():
+            decision.open_by_hand(given)
+        case GateExtendRequested():
+            decision.change_gate(gate.Extend(given.kind, given.until_ms), cause="gate_extend", by=given.by)
+        case HoldRequested():
+            decision.close(given.hold, cause=given.cause)
+        case GoalChangeRequested():
+            decision.change_goal(given)
+        case CronPutRequested() | CronChangeRequested():
+            occurrences.change(decision, given)
+        case DropRequested():
+            decision.drop(given)
+        case EndRequested():
+            decision.end("aborted_constraint", "operator", by=given.by, explanation=given.reason)
+        case StepReported():
+            decision.stepped(given)
+        case RetryReported():
+            decision.emit(
+                ev.ProviderRetrying(
+                    n=given.n, attempt=given.attempt, cause=given.cause, delay_ms=given.delay_ms
+                )
+            )
+        case AgentAsked():
+            decision.reply = agent_tools.answer(decision, given.request)
+        case EffectIntended():
+            decision.emit(
+                ev.EffectIntent(
+                    id=_effect_id(session, given.n, given.call),
+                    n=given.n,
+                    call=given.call,
+                    tool=given.tool,
+                    args_sha256=given.args_sha256,
+                    tool_class=given.tool_class,
+                )
+            )
+        case EffectEnded():
+            decision.emit(
+                ev.EffectOutcome(id=_effect_id(session, given.n, given.call), outcome=given.outcome)
+            )
+        case TurnEnded():
+            decision.turn_ended(given)
+        case CutRequested():
+            if given.n is None or (session.turn is not None and session.turn.n == given.n):
+                decision.cut(given.cause, by=given.by)
+                decision.judge()
+        case Recovered():
+            decision.recovered(given)
+        case Ticked():
+            decision.ticked()
+        case Reconsidered():
+            decision.judge()
+    return decision.done()
+
+
+def _effect_id(session: Session, n: int, call: str) -> str:
+    return f"{session.num}.{n}.{call}"[:128]
+
+
+def next_deadline(session: Session, house: House) -> int | None:
+    """The earliest moment at which the session has to be `Ticked`, or None."""
+    if session.status != "live":
+        return None
+    moments = [gate.deadline_of(session.gate), continuation_due(session, house)]
+    moments += [job.next_ms for job in session.crons]
+    moments += [wake.due_ms for wake in session.wakes]
+    if session.turn is None and house.closed_by is None and not session.gate.is_open:
+        may_pass_ms = session.last_pass_ms + house.settings.gate.pass_gap_ms
+        for waiting in session.inbox:
+            if SOURCE_POLICIES[waiting.source].starts_turn and not gate.blocked_by(
+                session.gate, waiting.source, session.preset, may_pass=True
+            ):
+                moments.append(may_pass_ms)
+    return min((m for m in moments if m is not None), default=None)
