@@ -81,15 +81,15 @@ docs: $(VENV)/.dev ## write the generated pages again
 
 wheels: $(VENV)/.dev ## build both distributions into dist/
 	@rm -rf dist
-	@PIP_CONSTRAINT=$(PINS) $(BIN)/python -m build --outdir dist protocol >/dev/null
-	@PIP_CONSTRAINT=$(PINS) $(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/python -m build --no-isolation --outdir dist protocol >/dev/null
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls dist
 
 constraints: ## resolve the newest versions again and pin them
 	@rm -rf $(VENV)/.fresh && $(MAKE) -s $(BIN)/python
 	@$(BIN)/python -m venv $(VENV)/.fresh
 	@$(VENV)/.fresh/bin/python -m pip install --quiet --upgrade pip
-	@$(VENV)/.fresh/bin/python -m pip install --quiet -e ./protocol -e . --group dev hatchling trove-classifiers
+	@$(VENV)/.fresh/bin/python -m pip install --quiet -e ./protocol -e . --group dev
 	@$(VENV)/.fresh/bin/python -m pip list --format=freeze --exclude-editable | $(BIN)/python .ci/pin.py
 	@rm -rf $(VENV)/.fresh
 	@wc -l $(PINS)
