@@ -1,0 +1,55 @@
+"""Drivers: what a session's turns are made of. The host decides; a driver only does.
+
+`make_driver` checks a driver spec early and imports only the driver that it names, so that a
+daemon without chat sessions never loads an HTTP client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loopd_protocol.commands import ChatSpec, DriverSpec, ScriptedSpec
+from loopd_protocol.errors import Refused
+
+if TYPE_CHECKING:
+    from loopd.drivers.host import Driver
+
+__all__ = ["make_driver"]
+
+
+def make_driver(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
+    """Build the driver of a session from its spec as stored in `session.created`.
+
+    Raises:
+        Refused: `invalid` when it cannot work: an unknown kind or field, a script that is no
+            trajectory, a workspace that is no directory, an API key variable that is not set.
+    """
+    try:
+        chosen = msgspec.convert(dict(spec), DriverSpec)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid", f"driver: {error}", path="$.driver") from error
+    if workspace is not None:
+        _check_workspace(workspace)
+    if isinstance(chosen, ScriptedSpec):
+        from loopd.drivers.scripted import ScriptedDriver  # noqa: PLC0415
+
+        return ScriptedDriver(chosen)
+    return _chat(sid, chosen, workspace)
+
+
+def _chat(sid: str, spec: ChatSpec, workspace: str | None) -> Driver:
+    from loopd.drivers.chat import ChatDriver  # noqa: PLC0415
+
+    return ChatDriver(sid, spec, workspace)
+
+
+def _check_workspace(workspace: str) -> None:
+    import os  # noqa: PLC0415
+
+    if not os.path.isabs(workspace):
+        raise Refused("invalid", f"workspace {workspace!r} is relative; expected an absolute path")
+    if not os.path.isdir(workspace):
+        raise Refused("invalid", f"workspace {workspace!r} is no directory; expected one that exists")

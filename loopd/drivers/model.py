@@ -1,0 +1,164 @@
+"""One model call over HTTP: send the exact bytes, read the stream, sort every fault.
+
+httpx is imported on the first call, not with the daemon.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from loopd.drivers.retry import Fault, fault_of_error, fault_of_status
+from loopd.drivers.sse import EventParser, EventTooLarge
+from loopd.drivers.wire import Answer, BadChunk, ErrorChunk
+
+if TYPE_CHECKING:
+    import httpx
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_ERROR_BODY_BYTES = 4_096
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one model call.
+
+    Attributes:
+        connect_s: for the connection with TLS.
+        silence_s: longest time without a byte from the endpoint, before and inside the answer.
+        answer_chars: an answer is cut here (text, thoughts and arguments together) and ends with
+            finish `cut`; a stream without end costs no more than that.
+    """
+
+    connect_s: float = 10.0
+    silence_s: float = 120.0
+    answer_chars: int = 512 * 1024
+
+
+class CallFailed(Exception):
+    """A model call failed; `fault` says how."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    import certifi  # noqa: PLC0415
+
+    # One for all sessions: it costs milliseconds and megabytes to load the authorities.
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+def open_client(base_url: str, api_key: str | None, limits: Limits) -> httpx.AsyncClient:
+    """A client for one turn. Proxies from the environment are used, but never towards loopback."""
+    import httpx  # noqa: PLC0415
+
+    parts = urlsplit(base_url)
+    headers = {"accept": "text/event-stream", "content-type": "application/json", "user-agent": "loopd"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return httpx.AsyncClient(
+        headers=headers,
+        timeout=httpx.Timeout(limits.silence_s, connect=limits.connect_s),
+        trust_env=parts.hostname not in _LOOPBACK,
+        verify=_tls() if parts.scheme == "https" else False,
+        limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
+    )
+
+
+async def ask_model(
+    client: httpx.AsyncClient, url: str, body: bytes, show: Callable[[str], None], limits: Limits
+) -> Answer:
+    """Send `body` and collect the streamed answer; `show` gets the visible text as it comes.
+
+    Raises:
+        CallFailed: with the fault. What was shown before stays shown.
+    """
+    import httpx  # noqa: PLC0415
+
+    try:
+        async with client.stream("POST", url, content=body) as response:
+            if response.status_code != 200:
+                raise CallFailed(await _refusal(response))
+            return await _read(response, show, limits)
+    except httpx.TimeoutException as error:
+        kind = "connection" if isinstance(error, httpx.ConnectTimeout) else "byte"
+        waited = limits.connect_s if kind == "connection" else limits.silence_s
+        raise CallFailed(_unreachable(f"no {kind} from the endpoint within {waited:g} s")) from error
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
+        raise CallFailed(Fault(cause="rejected", message=f"{url!r}: {error}")) from error
+    except (httpx.LocalProtocolError, httpx.DecodingError, UnicodeError) as error:
+        raise CallFailed(Fault(cause="bad_response", message=_named(error))) from error
+    except httpx.HTTPError as error:
+        raise CallFailed(_unreachable(_named(error))) from error
+
+
+async def _read(response: httpx.Response, show: Callable[[str], None], limits: Limits) -> Answer:
+    answer = Answer()
+    media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        async for data in _events(response, limits, plain=media == "application/json"):
+            if data.strip() == "[DONE]":
+                return _whole(answer)
+            fresh = answer.take(data)
+            if fresh:
+                show(fresh)
+            if answer.size > limits.answer_chars:
+                answer.finish = "cut"
+                return answer
+    except BadChunk as error:
+        raise CallFailed(Fault(cause="bad_response", message=str(error), retryable=True)) from error
+    except EventTooLarge as error:
+        raise CallFailed(Fault(cause="bad_response", message=str(error))) from error
+    except ErrorChunk as error:
+        raise CallFailed(fault_of_error(error.error)) from error
+    if answer.finish is None and media == "application/json":
+        return _whole(answer)
+    if answer.finish is None:
+        raise CallFailed(_unreachable("the stream ended in the middle of an answer"))
+    return answer
+
+
+def _whole(answer: Answer) -> Answer:
+    if answer.finish is None:
+        answer.finish = "stop"
+    return answer
+
+
+async def _events(response: httpx.Response, limits: Limits, *, plain: bool) -> AsyncIterator[str]:
+    if plain:  # the endpoint does not stream; its whole answer counts as one chunk
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > 8 * limits.answer_chars + 65_536:
+                raise EventTooLarge(f"an answer of more than {len(body)} bytes; expected a smaller one")
+        yield body.decode("utf-8", "replace")
+        return
+    parser = EventParser()
+    async for chunk in response.aiter_bytes():
+        for event in parser.feed(chunk):
+            yield event.data
+
+
+async def _refusal(response: httpx.Response) -> Fault:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) >= _ERROR_BODY_BYTES:
+            break
+    text = bytes(body[:_ERROR_BODY_BYTES]).decode("utf-8", "replace")
+    return fault_of_status(response.status_code, response.headers, text)
+
+
+def _unreachable(message: str) -> Fault:
+    return Fault(cause="unreachable", message=message, retryable=True)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

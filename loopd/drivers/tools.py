@@ -1,0 +1,359 @@
+"""The tools that a chat model is offered, and how each call is carried out.
+
+Every call ends in a `ToolCall` with a result for the model: unknown tools and bad arguments are
+results with `error_class` `schema`, refusals `denied`, failures of a tool `tool`. Calls run one after
+the other, in the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Meta
+
+from loopd.core.conversation import AgentRequest
+from loopd.drivers.fingerprint import WorkspaceSensor
+from loopd.drivers.host import OWN_TOOLS, TurnHost
+from loopd.drivers.shell import KEEP_BYTES, environment, run_shell
+from loopd.drivers.workspace import Denied, Failed, Workspace
+from loopd_protocol.commands import IDLE_MAX_S, IDLE_MIN_S
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import ToolCall
+
+RESULT_CHARS = 2 * KEEP_BYTES
+"""A longer result is cut in the middle before it goes back to the model; digests are of the whole."""
+SHELL_DEFAULT_S, SHELL_MAX_S = 120, 3_600
+
+TOOL_CLASSES: Mapping[str, str] = {
+    "shell": "shell",
+    "read_file": "read",
+    "write_file": "edit",
+    "edit_file": "edit",
+    **dict.fromkeys(OWN_TOOLS, "loopd"),
+}
+"""Tool → class that rules and effects go by."""
+
+_Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
+
+
+class _Shell(msgspec.Struct, forbid_unknown_fields=True):
+    command: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    timeout_secs: Annotated[int, Meta(ge=1, le=SHELL_MAX_S)] = SHELL_DEFAULT_S
+
+
+class _Read(msgspec.Struct, forbid_unknown_fields=True):
+    path: _Path
+    offset: Annotated[int, Meta(ge=1)] = 1
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 2_000
+
+
+class _Write(msgspec.Struct, forbid_unknown_fields=True):
+    path: _Path
+    content: str
+
+
+class _Edit(msgspec.Struct, forbid_unknown_fields=True):
+    path: _Path
+    old: Annotated[str, Meta(min_length=1)]
+    new: str
+    replace_all: bool = False
+
+
+def _tool(name: str, description: str, required: tuple[str, ...], /, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": properties, "required": list(required)},
+        },
+    }
+
+
+def _text(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+def _whole(description: str, low: int, high: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": low, "maximum": high, "description": description}
+
+
+OWN_SCHEMAS: tuple[dict[str, Any], ...] = (
+    _tool(
+        "request_idle",
+        "End this turn and be left alone for a while, because there is nothing useful to do now. The goal stays active.",
+        ("max_idle_duration_secs", "reason"),
+        max_idle_duration_secs=_whole("how long, at most", IDLE_MIN_S, IDLE_MAX_S),
+        reason=_text("what is being waited for"),
+    ),
+    _tool(
+        "update_goal",
+        "Say that the goal is complete, cannot be reached, or is blocked by something that you cannot change.",
+        ("status",),
+        status=_text("the goal's new status", enum=["complete", "infeasible", "blocked", "paused"]),
+        note=_text("what was achieved, or what stands in the way"),
+    ),
+    _tool(
+        "wake_me",
+        "Ask to be woken later: once after some seconds, or by a cron expression. Give one of the two.",
+        ("note",),
+        after_secs={"type": "integer", "minimum": 60, "description": "seconds from now"},
+        cron=_text("five-field cron expression, UTC"),
+        note=_text("what to do then"),
+    ),
+    _tool(
+        "report_phase",
+        "Say which phase of the work begins now.",
+        ("name",),
+        name=_text("a short name, for example build or review"),
+    ),
+    _tool(
+        "report_progress",
+        "Report the value of a metric that shows progress.",
+        ("metric", "value"),
+        metric=_text("name of the metric, for example tests_passing"),
+        value={"type": "number", "description": "its value now"},
+    ),
+)
+
+WORKSPACE_SCHEMAS: tuple[dict[str, Any], ...] = (
+    _tool(
+        "shell",
+        "Run a command with sh in the workspace and get its output (stdout and stderr together) and exit code. "
+        "Background processes are ended together with the command.",
+        ("command",),
+        command=_text("the command line"),
+        timeout_secs=_whole(f"when to give up; {SHELL_DEFAULT_S} if left out", 1, SHELL_MAX_S),
+    ),
+    _tool(
+        "read_file",
+        "Read a text file of the workspace.",
+        ("path",),
+        path=_text("path inside the workspace"),
+        offset={"type": "integer", "minimum": 1, "description": "first line, from 1"},
+        limit={"type": "integer", "minimum": 1, "description": "how many lines; 2000 if left out"},
+    ),
+    _tool(
+        "write_file",
+        "Create a file of the workspace or replace its whole content.",
+        ("path", "content"),
+        path=_text("path inside the workspace"),
+        content=_text("the new content"),
+    ),
+    _tool(
+        "edit_file",
+        "Replace a piece of text in a file of the workspace. It must occur exactly once unless replace_all is true.",
+        ("path", "old", "new"),
+        path=_text("path inside the workspace"),
+        old=_text("the text as it stands in the file"),
+        new=_text("what replaces it"),
+        replace_all={"type": "boolean", "description": "replace every occurrence"},
+    ),
+)
+
+
+class _Result(msgspec.Struct, kw_only=True):
+    """What a tool gave: its whole output for the digest, and the text for the model when that differs."""
+
+    ok: bool
+    text: str
+    sha256: str | None = None
+    size: int | None = None
+    exit_code: int | None = None
+    error_class: str | None = None
+    ends_turn: bool = False
+
+
+class Toolbox:
+    """The tools of one session.
+
+    Args:
+        sid: session; commands find it in their environment.
+        workspace: directory for files and shell, or None: then those tools do not exist.
+        shell_env: the environment that commands inherit from; only an allow-list of it gets through.
+    """
+
+    def __init__(
+        self, sid: str, workspace: str | None, *, shell_env: Mapping[str, str] | None = None
+    ) -> None:
+        self.workspace = Workspace(workspace) if workspace is not None else None
+        self.sensor = WorkspaceSensor(self.workspace.root) if self.workspace is not None else None
+        self.schemas = OWN_SCHEMAS + (WORKSPACE_SCHEMAS if self.workspace is not None else ())
+        self.names = tuple(str(schema["function"]["name"]) for schema in self.schemas)
+        self._env = environment(sid, os.environ if shell_env is None else shell_env)
+
+    async def fingerprint(self) -> str | None:
+        """State fingerprint of the workspace, None for unknown or no workspace."""
+        return await self.sensor.read() if self.sensor is not None else None
+
+    async def run(self, call: ToolCall, host: TurnHost) -> tuple[ToolCall, bool]:
+        """Carry out one call; returns it with its result, and whether it ends the turn."""
+        call = msgspec.structs.replace(call, tool_class=TOOL_CLASSES.get(call.name, "other"))
+        if call.name not in self.names:
+            known = ", ".join(self.names)
+            return _done(call, _schema(f"there is no tool {call.name!r}; the tools are: {known}")), False
+        if not isinstance(call.args, dict) or set(call.args) == {"_raw"}:
+            return _done(
+                call, _schema(f"the arguments of {call.name} are no JSON object; expected one")
+            ), False
+        if call.name in OWN_TOOLS:
+            result = await _ask(call, host)
+            return _done(call, result), result.ends_turn
+        runner, shape = self._runners()[call.name]
+        try:
+            args = msgspec.convert(call.args, shape, strict=False)
+        except msgspec.ValidationError as error:
+            return _done(call, _schema(f"arguments of {call.name}: {error}")), False
+        if shape is _Read:
+            return _done(call, await _guarded(runner, args)), False
+        return _done(call, await self._effect(call, host, runner, args)), False
+
+    def _runners(self) -> dict[str, tuple[Callable[[Any], Awaitable[_Result]], type[msgspec.Struct]]]:
+        return {
+            "shell": (self._shell, _Shell),
+            "read_file": (self._read, _Read),
+            "write_file": (self._write, _Write),
+            "edit_file": (self._edit, _Edit),
+        }
+
+    async def _effect(
+        self, call: ToolCall, host: TurnHost, runner: Callable[[Any], Awaitable[_Result]], args: Any
+    ) -> _Result:
+        try:
+            await host.intent(call)
+        except Refused as error:
+            return _Result(ok=False, text=f"denied: {error.message}", error_class="denied")
+        outcome = "cancelled"
+        try:
+            result = await _guarded(runner, args)
+            outcome = "ok" if result.ok else "error"
+        finally:
+            # Also when this turn is being cancelled: the tool has ended, and that must be known.
+            with anyio.CancelScope(shield=True):
+                await host.outcome(call, outcome)
+        return result
+
+    async def _shell(self, args: _Shell) -> _Result:
+        assert self.workspace is not None
+        assert self.sensor is not None
+        self.sensor.ran_shell()
+        ran = await run_shell(
+            args.command, cwd=os.fspath(self.workspace.root), env=self._env, timeout_s=args.timeout_secs
+        )
+        text = (ran.head + _gap(ran.size - len(ran.head) - len(ran.tail)) + ran.tail).decode(
+            "utf-8", "replace"
+        )
+        if ran.ended == "timeout":
+            note = f"[ended after {args.timeout_secs} s; it had not finished]"
+        elif ran.ended == "output":
+            note = f"[ended: more than {ran.size} bytes of output]"
+        else:
+            note = f"[exit code {ran.exit_code}]"
+        return _Result(
+            ok=ran.exit_code == 0,
+            text=f"{text}\n{note}" if text else note,
+            sha256=ran.sha256,
+            size=ran.size,
+            exit_code=ran.exit_code,
+            error_class=None if ran.exit_code == 0 else "tool",
+        )
+
+    async def _read(self, args: _Read) -> _Result:
+        assert self.workspace is not None
+        data = await anyio.to_thread.run_sync(self.workspace.read, args.path)
+        lines = data.decode("utf-8", "replace").splitlines(keepends=True)
+        shown = "".join(lines[args.offset - 1 : args.offset - 1 + args.limit])
+        if args.offset > 1 and args.offset > len(lines):
+            raise Failed(f"{args.path!r} has {len(lines)} lines; expected an offset within them")
+        return _Result(ok=True, text=shown)
+
+    async def _write(self, args: _Write) -> _Result:
+        assert self.workspace is not None
+        data = args.content.encode("utf-8", "surrogatepass")
+        await self._put(args.path, data)
+        return _Result(ok=True, text=f"wrote {len(data)} bytes to {args.path}")
+
+    async def _edit(self, args: _Edit) -> _Result:
+        assert self.workspace is not None
+        data = await anyio.to_thread.run_sync(self.workspace.read, args.path)
+        old, new = args.old.encode("utf-8", "surrogatepass"), args.new.encode("utf-8", "surrogatepass")
+        count = data.count(old)
+        if count == 0:
+            raise Failed(
+                f"the text to replace does not occur in {args.path!r}; expected it as it stands there"
+            )
+        if count > 1 and not args.replace_all:
+            raise Failed(
+                f"the text to replace occurs {count} times in {args.path!r}; expected once, or replace_all"
+            )
+        await self._put(args.path, data.replace(old, new))
+        return _Result(ok=True, text=f"replaced {count} occurrence{'s' if count > 1 else ''} in {args.path}")
+
+    async def _put(self, path: str, data: bytes) -> None:
+        assert self.workspace is not None
+        assert self.sensor is not None
+        self.sensor.wrote(await anyio.to_thread.run_sync(self.workspace.write, path, data))
+
+
+def denied(call: ToolCall, text: str) -> ToolCall:
+    """The call with a result that says why it did not run."""
+    call = msgspec.structs.replace(call, tool_class=TOOL_CLASSES.get(call.name, "other"))
+    return _done(call, _Result(ok=False, text=text, error_class="denied"))
+
+
+async def _ask(call: ToolCall, host: TurnHost) -> _Result:
+    try:
+        reply = await host.ask(AgentRequest(name=call.name, args=call.args))
+    except Refused as error:
+        return _Result(ok=False, text=error.message, error_class="denied")
+    return _Result(
+        ok=reply.ok, text=reply.text, error_class=None if reply.ok else "tool", ends_turn=reply.ends_turn
+    )
+
+
+async def _guarded(runner: Callable[[Any], Awaitable[_Result]], args: Any) -> _Result:
+    try:
+        return await runner(args)
+    except Denied as error:
+        return _Result(ok=False, text=f"denied: {error}", error_class="denied")
+    except Failed as error:
+        return _Result(ok=False, text=f"error: {error}", error_class="tool")
+    except (OSError, ValueError) as error:  # the shell cannot start; a NUL byte in a command
+        return _Result(ok=False, text=f"error: {error}", error_class="infra")
+
+
+def _schema(text: str) -> _Result:
+    return _Result(ok=False, text=f"error: {text}", error_class="schema")
+
+
+def _gap(size: int) -> bytes:
+    return b"\n[... %d bytes left out ...]\n" % size if size > 0 else b""
+
+
+def _done(call: ToolCall, result: _Result) -> ToolCall:
+    sha256, size = result.sha256, result.size
+    if sha256 is None:
+        data = result.text.encode("utf-8", "surrogatepass")
+        sha256, size = hashlib.sha256(data).hexdigest(), len(data)
+    return msgspec.structs.replace(
+        call,
+        ok=result.ok,
+        result=_cut(result.text),
+        result_sha256=sha256,
+        result_bytes=size,
+        exit_code=result.exit_code,
+        error_class=result.error_class,
+    )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= RESULT_CHARS + 200:
+        return text
+    half = RESULT_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,1 @@
+"""What tests are made of: real servers, suites and clocks. Nothing that is shipped imports it."""

@@ -1,0 +1,415 @@
+"""A model endpoint for tests: a real HTTP server on loopback that speaks chat-completions.
+
+It says what its script tells it to, in all the ways in which real endpoints go wrong, and keeps the
+exact bytes of every request.
+
+    async with Endpoint([say("16/100. Not complete. No action.")]) as endpoint:
+        ...  # drive a session at endpoint.base_url
+    assert endpoint.requests[0].sha256 == digest
+
+As a process: `python -m loopd.testing.endpoint --say TEXT` prints one line of JSON with its address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A tool call of an answer; `args` as a string are sent as they are, for bad JSON."""
+
+    name: str
+    args: Any = {}
+    id: str | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of the endpoint.
+
+    Attributes:
+        text, calls: what the model says and asks for. `{n}` in `text` becomes the request's number.
+        chunk_chars: size of the streamed pieces.
+        gap_ms: wait before each piece; `first_ms`: wait before the first byte.
+        status, headers, body: anything but 200 is sent like this, without a stream.
+        break_after: close the connection behind so many pieces.
+        hang_after: stop answering behind so many pieces, without closing.
+        raw: these stream bytes instead of an answer, for malformed streams.
+        usage: report usage; `estimate` None leaves it out.
+        error: an error object inside the stream, behind the text.
+        endless: repeat the text until the client goes away.
+        whole: answer as one JSON object instead of a stream.
+        done: end the stream with `[DONE]`.
+    """
+
+    text: str = ""
+    thought: str = ""
+    calls: tuple[Call, ...] = ()
+    chunk_chars: int = 8
+    gap_ms: int = 0
+    first_ms: int = 0
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: str = ""
+    break_after: int | None = None
+    hang_after: int | None = None
+    raw: bytes | None = None
+    usage: bool = True
+    output_tokens: int | None = None
+    error: Any = None
+    endless: bool = False
+    whole: bool = False
+    done: bool = True
+    finish: str | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as it arrived.
+
+    Attributes:
+        number: from 1.
+        body: the exact bytes; `sha256` and `size` are theirs.
+    """
+
+    number: int
+    body: bytes
+    sha256: str
+    headers: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+    @property
+    def json(self) -> Any:
+        """The decoded body."""
+        return msgspec.json.decode(self.body)
+
+
+Script = Sequence[Reply] | Callable[[Recorded], Reply]
+"""Replies in order, the last one repeating; or a function of the request."""
+
+
+def say(text: str, **more: Any) -> Reply:
+    """The same text each time; with `{n}` in it a different one."""
+    return Reply(text=text, **more)
+
+
+def ask(*calls: Call, text: str = "", **more: Any) -> Reply:
+    """Tool calls, in parallel when there are several."""
+    return Reply(text=text, calls=calls, **more)
+
+
+def fail(status: int, *, retry_after: str | None = None, message: str = "told to fail") -> Reply:
+    """An HTTP error, with or without `Retry-After`."""
+    headers = {} if retry_after is None else {"retry-after": retry_after}
+    return Reply(status=status, headers=headers, body=json.dumps({"error": {"message": message}}))
+
+
+class Endpoint:
+    """The server, in the running event loop, on a free port of 127.0.0.1.
+
+    Attributes:
+        requests: all requests so far, oldest first.
+        open_streams: answers that are being sent right now.
+        disconnects: answers that the client broke off.
+    """
+
+    def __init__(self, script: Script = (), *, port: int = 0) -> None:
+        self.script: Script = script or [say("ok")]
+        self.requests: list[Recorded] = []
+        self.open_streams = 0
+        self.disconnects = 0
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Server(
+            uvicorn.Config(
+                _Watched(self),
+                log_config=None,
+                log_level="critical",  # told failures are not worth a line
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=0,
+                ws="none",
+            )
+        )
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._more = anyio.Event()
+
+    @property
+    def base_url(self) -> str:
+        """What a chat session's `base_url` is set to."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def __aenter__(self) -> Self:
+        """Start serving."""
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._server.serve, [self._socket])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Stop; connections that are still open are closed."""
+        assert self._tasks is not None
+        self._server.should_exit = True
+        self._server.force_exit = True
+        try:
+            return await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            self._socket.close()
+
+    async def serve_forever(self) -> None:
+        """Serve until cancelled, for the command line."""
+        await self._server.serve([self._socket])
+
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many requests have arrived."""
+        while len(self.requests) < count:
+            await self._more.wait()
+
+    def record(self, body: bytes, headers: dict[str, str]) -> Recorded:
+        """Keep a request."""
+        recorded = Recorded(
+            number=len(self.requests) + 1,
+            body=body,
+            sha256=hashlib.sha256(body).hexdigest(),
+            headers=headers,
+        )
+        self.requests.append(recorded)
+        self._more.set()
+        self._more = anyio.Event()
+        return recorded
+
+    def reply_to(self, recorded: Recorded) -> Reply:
+        """The script's answer to a request."""
+        if callable(self.script):
+            return self.script(recorded)
+        return self.script[min(recorded.number, len(self.script)) - 1]
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the program that this runs in."""
+        yield
+
+
+class _Watched:
+    """The application; counts streams, and lets a broken one break the connection quietly."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/requests", self._requests),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(_Broken, ClientDisconnect):
+            await self._app(scope, receive, send)
+
+    async def _models(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"object": "list", "data": [{"id": "test", "object": "model"}]})
+
+    async def _requests(self, request: Request) -> Response:
+        del request
+        kept = self._endpoint.requests
+        return JSONResponse(
+            {
+                "count": len(kept),
+                "requests": [{"number": r.number, "sha256": r.sha256, "bytes": r.size} for r in kept],
+            }
+        )
+
+    async def _complete(self, request: Request) -> Response:
+        recorded = self._endpoint.record(await request.body(), dict(request.headers))
+        reply = self._endpoint.reply_to(recorded)
+        if reply.first_ms:
+            await anyio.sleep(reply.first_ms / 1_000)
+        if reply.status != 200:
+            return Response(reply.body, reply.status, reply.headers, media_type="application/json")
+        if reply.whole:
+            return JSONResponse(_whole(reply, recorded), headers=reply.headers)
+        return StreamingResponse(
+            self._stream(reply, recorded), media_type="text/event-stream", headers=reply.headers
+        )
+
+    async def _stream(self, reply: Reply, recorded: Recorded) -> AsyncIterator[bytes]:
+        self._endpoint.open_streams += 1
+        finished = False
+        try:
+            for place, piece in enumerate(_pieces(reply, recorded)):
+                if reply.break_after == place:
+                    finished = True
+                    raise _Broken
+                if reply.hang_after == place:
+                    await anyio.sleep_forever()
+                if reply.gap_ms:
+                    await anyio.sleep(reply.gap_ms / 1_000)
+                yield piece
+                if reply.endless:
+                    await anyio.lowlevel.checkpoint()
+            finished = True
+        finally:
+            self._endpoint.open_streams -= 1
+            self._endpoint.disconnects += not finished
+
+
+class _Broken(Exception):
+    """Told to break the connection."""
+
+
+def _pieces(reply: Reply, recorded: Recorded) -> Iterator[bytes]:
+    if reply.raw is not None:
+        yield reply.raw
+        return
+    yield _chunk({"role": "assistant", "content": ""})
+    if reply.thought:
+        yield _chunk({"reasoning_content": reply.thought})
+    text = reply.text.replace("{n}", str(recorded.number))
+    while True:
+        for at in range(0, len(text), reply.chunk_chars):
+            yield _chunk({"content": text[at : at + reply.chunk_chars]})
+        if not reply.endless:
+            break
+    for index, call in enumerate(reply.calls):
+        arguments = call.args if isinstance(call.args, str) else json.dumps(call.args)
+        head = {"name": call.name, "arguments": ""}
+        call_id = call.id or f"call_{recorded.number}_{index}"
+        yield _chunk({"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": head}]})
+        for at in range(0, len(arguments), 16):
+            part = {"arguments": arguments[at : at + 16]}
+            yield _chunk({"tool_calls": [{"index": index, "function": part}]})
+    if reply.error is not None:
+        yield b"data: " + json.dumps({"error": reply.error}).encode() + b"\n\n"
+        return
+    finish = reply.finish or ("tool_calls" if reply.calls else "stop")
+    yield _chunk({}, finish=finish)
+    if reply.usage:
+        yield _event({"choices": [], "usage": _usage(reply, recorded)})
+    if reply.done:
+        yield b"data: [DONE]\n\n"
+
+
+def _usage(reply: Reply, recorded: Recorded) -> dict[str, int]:
+    spoken = len(reply.text) + len(reply.thought) + sum(len(str(call.args)) for call in reply.calls)
+    tokens = -(-spoken // 4) if reply.output_tokens is None else reply.output_tokens
+    read = -(-recorded.size // 4)
+    return {"prompt_tokens": read, "completion_tokens": tokens, "total_tokens": read + tokens}
+
+
+def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    return _event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def _event(fields: dict[str, Any]) -> bytes:
+    whole = {"id": "chatcmpl-test", "object": "chat.completion.chunk", "model": "test", **fields}
+    return b"data: " + json.dumps(whole).encode() + b"\n\n"
+
+
+def _whole(reply: Reply, recorded: Recorded) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.text.replace("{n}", str(recorded.number)),
+    }
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id or f"call_{recorded.number}_{index}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.args if isinstance(call.args, str) else json.dumps(call.args),
+                },
+            }
+            for index, call in enumerate(reply.calls)
+        ]
+    finish = reply.finish or ("tool_calls" if reply.calls else "stop")
+    answer: dict[str, Any] = {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+    }
+    return answer | ({"usage": _usage(reply, recorded)} if reply.usage else {})
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loopd.testing.endpoint",
+        description="A chat-completions endpoint on 127.0.0.1 that says what it is told to.",
+    )
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument(
+        "--say", default="16/100. Not complete. No action.", help="{n}: number of the request"
+    )
+    parser.add_argument(
+        "--call", metavar="NAME:JSON", action="append", default=[], help="ask for a tool call"
+    )
+    parser.add_argument("--gap-ms", type=int, default=0, help="wait before each streamed piece")
+    parser.add_argument("--first-ms", type=int, default=0, help="wait before the answer")
+    parser.add_argument("--fail", type=int, metavar="STATUS", help="answer with this HTTP status")
+    parser.add_argument("--fail-first", type=int, metavar="N", help="fail only the first N requests")
+    parser.add_argument("--retry-after", metavar="SECONDS", help="header of failures")
+    parser.add_argument("--replies", metavar="FILE", help="JSON array of replies; see Reply in the source")
+    return parser
+
+
+def _script(options: argparse.Namespace) -> list[Reply]:
+    if options.replies:
+        with open(options.replies, "rb") as stream:
+            return msgspec.json.decode(stream.read(), type=list[Reply])
+    calls = []
+    for text in options.call:
+        name, _, args = text.partition(":")
+        calls.append(Call(name, args or "{}"))
+    told = Reply(text=options.say, calls=tuple(calls), gap_ms=options.gap_ms, first_ms=options.first_ms)
+    if options.fail is None:
+        return [told]
+    failure = fail(options.fail, retry_after=options.retry_after)
+    return [failure] if options.fail_first is None else [failure] * options.fail_first + [told]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; prints `{"ready":true,"url":…,"pid":…}` when it listens."""
+    endpoint = Endpoint(_script(_arguments().parse_args(argv)), port=0)
+
+    async def serve() -> None:
+        async with anyio.create_task_group() as tasks:
+            with anyio.open_signal_receiver(2, 15) as signals:
+                tasks.start_soon(endpoint.serve_forever)
+                line = {"ready": True, "url": endpoint.base_url, "pid": os.getpid()}
+                print(json.dumps(line), flush=True)
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    return
+
+    anyio.run(serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
