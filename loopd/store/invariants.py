@@ -1,0 +1,131 @@
+"""What must be true of the events of one session, checked while they stream by in order of `ss`.
+
+Memory is bounded: only what is open is remembered (the running turn, standing holds, waiting envelopes,
+intents without outcome, the newest final cron occurrences).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from loopd.core.state import Session
+from loopd.store.projection import FINAL_RESULTS
+from loopd_protocol import events as ev
+from loopd_protocol.holds import AnyHold
+
+OVERDUE_MS = 5_000
+PASSABLE = frozenset({"Degeneration"})
+"""Holds during which a `pass` cell may let one turn run."""
+
+FINALS_KEPT = 10_000
+
+Report = Callable[..., None]
+
+
+class SessionInvariants:
+    """I1 to I6 of the journal, for one session."""
+
+    def __init__(self, sid: str, report: Report) -> None:
+        self._sid = sid
+        self._report = report
+        self._running: int | None = None
+        self._running_boot = 0
+        self._turns = 0
+        self._holds: tuple[AnyHold, ...] = ()
+        self._waiting: set[str] = set()
+        self._intents: set[str] = set()
+        self._uncertain: set[str] = set()
+        self._finals: OrderedDict[tuple[str, int, bool], str] = OrderedDict()
+        self._ended = False
+
+    def see(self, seq: int, ss: int, boot: int, event: ev.Event) -> None:
+        """Take in the next event."""
+
+        def wrong(check: str, what: str) -> None:
+            self._report(check, what, sid=self._sid, seq=seq, ss=ss)
+
+        match event:
+            case ev.TurnStarted():
+                self._started(event, boot, wrong)
+            case ev.TurnCompleted() | ev.TurnInterrupted():
+                if self._running != event.n:
+                    wrong("I1", f"turn {event.n} ends; running is {self._running}")
+                self._running = None
+            case ev.TurnStep() if self._running != event.n:
+                wrong("I1", f"a step of turn {event.n}; running is {self._running}")
+            case ev.GateChanged():
+                self._gate(event, wrong)
+            case ev.EnvelopeAccepted():
+                self._waiting.add(event.id)
+            case ev.EnvelopeCoalesced() | ev.EnvelopeDropped() | ev.EnvelopeDelivered():
+                self._consume(event.id, event.kind, wrong)
+            case ev.EffectIntent():
+                if event.id in self._intents or event.id in self._uncertain:
+                    wrong("I5", f"effect {event.id!r} is intended twice")
+                self._intents.add(event.id)
+            case ev.EffectOutcome():
+                if event.id not in self._intents and event.id not in self._uncertain:
+                    wrong("I5", f"effect {event.id!r} has an outcome and no open intent")
+                self._intents.discard(event.id)
+                self._uncertain.discard(event.id)
+                if event.outcome == "uncertain":
+                    self._uncertain.add(event.id)
+            case ev.CronOccurrence():
+                self._occurred(event, wrong)
+            case ev.SessionEnded():
+                self._ended = True
+            case _:
+                pass
+
+    def _started(self, event: ev.TurnStarted, boot: int, wrong: Callable[[str, str], None]) -> None:
+        if self._running is not None:
+            wrong("I1", f"turn {event.n} begins while turn {self._running} runs")
+        if event.n != self._turns + 1:
+            wrong("I1", f"turn {event.n} follows turn {self._turns}")
+        self._running, self._running_boot, self._turns = event.n, boot, event.n
+        kinds = {hold.kind for hold in self._holds}
+        if self._ended:
+            wrong("I2", f"turn {event.n} begins after the session ended")
+        if kinds and not (event.passing and kinds <= PASSABLE):
+            wrong("I2", f"turn {event.n} ({event.trigger}) begins in spite of {', '.join(sorted(kinds))}")
+        for envelope in event.envelopes:
+            self._consume(envelope, f"turn {event.n}", wrong)
+
+    def _consume(self, envelope: str, what: str, wrong: Callable[[str, str], None]) -> None:
+        if envelope not in self._waiting:
+            wrong("I4", f"{what} consumes envelope {envelope!r}, which does not wait")
+        self._waiting.discard(envelope)
+
+    def _gate(self, event: ev.GateChanged, wrong: Callable[[str, str], None]) -> None:
+        for hold in event.holds:
+            if hold.until_ms is None and hold.kind != "UserSuspend":
+                wrong("I3", f"{hold.kind} has no deadline")
+        kinds = [hold.kind for hold in event.holds]
+        if len(kinds) != len(set(kinds)):
+            wrong("I3", f"holds {', '.join(kinds)} are not one of each kind")
+        if (event.gate == "open") == bool(kinds):
+            wrong("I3", f"the gate is called {event.gate} with {len(kinds)} holds")
+        self._holds = event.holds
+
+    def _occurred(self, event: ev.CronOccurrence, wrong: Callable[[str, str], None]) -> None:
+        key = (event.job, event.due_ms, event.manual)
+        before = self._finals.get(key)
+        if before is not None:
+            wrong("I6", f"job {event.job!r} due {event.due_ms} is {event.result!r} after {before!r}")
+        if event.result in FINAL_RESULTS:
+            self._finals[key] = event.result
+            if len(self._finals) > FINALS_KEPT:
+                self._finals.popitem(last=False)
+
+    def finish(self, *, boot: int, now: int, state: Session | None) -> None:
+        """All events were seen; `boot` is the current one, `now` the moment of the log's last event."""
+        if self._running is not None and self._running_boot != boot:
+            what = f"turn {self._running} of boot {self._running_boot} never ended; this is boot {boot}"
+            self._report("I1", what, sid=self._sid)
+        for hold in self._holds:
+            if not self._ended and hold.until_ms is not None and hold.until_ms + OVERDUE_MS < now:
+                what = f"{hold.kind} was due at {hold.until_ms} and still stands at {now}"
+                self._report("I3", what, sid=self._sid)
+        if state is not None and set(self._holds) != set(state.gate.holds):
+            self._report("I3", "the holds of the state are not those of the last change", sid=self._sid)

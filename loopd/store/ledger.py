@@ -1,0 +1,407 @@
+"""The ledger: one open database that batches are committed to, in order, each one whole.
+
+Everything here is synchronous and runs on one thread at a time; `loopd.store.writer` puts it on the
+connection's thread, `loopd.store.memory` calls it inline.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import zlib
+from asyncio import Future
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from loopd.core.writes import Append, Appended, StoredEvent
+from loopd.store import chain
+from loopd.store.projection import Placed, Plan
+from loopd.store.statements import Table, insert
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import EVENT_VERSION
+
+JOURNAL_COLUMNS = (
+    "seq",
+    "sid",
+    "ss",
+    "epoch",
+    "boot",
+    "at_ms",
+    "kind",
+    "kv",
+    "turn",
+    "cause_seq",
+    "principal",
+    "body",
+    "blob",
+    "h",
+    "sh",
+)
+JOURNAL = Table("journal", JOURNAL_COLUMNS)
+BLOB = Table("blob", ("sha", "codec", "len", "data"), ("sha",), "NOTHING")
+IDEMPOTENCY = Table("idempotency", ("principal", "key", "command_sha256", "result", "seq", "at_ms"))
+IDEMPOTENCY_KEPT_MS = 7 * 86_400_000
+
+_TIPS_KEPT = 16_384
+"""Sessions whose last `ss` and hash are remembered; the others are looked up in the journal."""
+
+_PAYS = 0.9
+"""A blob is stored compressed when that takes at most this share of its bytes."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Item:
+    """One append on its way: encoded when it was handed in, placed when it is committed."""
+
+    __slots__ = ("append", "bodies", "digests", "failure", "first", "future", "num", "size")
+
+    def __init__(self, append: Append, future: Future[Appended]) -> None:
+        self.append = append
+        self.future = future
+        self.bodies: list[bytes] = []
+        self.digests: list[bytes] = []
+        self.first = 0
+        self.failure: Refused | None = None
+        session = append.after if append.after is not None else append.before
+        self.num = session.num if session is not None else None
+        self.size = 256
+        for fact in append.facts:
+            body = _encode(fact.event)
+            self.bodies.append(body)
+            self.digests.append(chain.body_digest(body))
+            self.size += len(body) + 256
+        for content in append.blobs.values():
+            self.size += len(content)
+
+    def stored(self) -> list[StoredEvent]:
+        """The events as readers see them; only after the commit."""
+        append = self.append
+        return [
+            StoredEvent(
+                seq=seq,
+                sid=append.sid,
+                ss=fact.ss,
+                at_ms=append.at_ms,
+                kind=fact.event.kind,
+                kv=EVENT_VERSION,
+                body=body,
+                turn=fact.turn,
+                cause=append.cause_seq,
+                blob=fact.blob,
+                principal=append.principal,
+            )
+            for seq, (fact, body) in enumerate(zip(append.facts, self.bodies, strict=True), self.first)
+        ]
+
+
+class _Tips:
+    """Last `ss` and `sh` of sessions; an overlay that is thrown away when a transaction fails."""
+
+    __slots__ = ("h", "seq", "sessions")
+
+    def __init__(self, seq: int, h: bytes) -> None:
+        self.seq = seq
+        self.h = h
+        self.sessions: dict[int, tuple[int, bytes]] = {}
+
+    def copy(self) -> _Tips:
+        twin = _Tips(self.seq, self.h)
+        twin.sessions = dict(self.sessions)
+        return twin
+
+
+class Ledger:
+    """Appends batches to the journal and keeps chain, projections and blobs with them.
+
+    Attributes:
+        seq, h: sequence number and hash of the last committed event.
+        frozen: body of the `daemon.frozen` event that stands, or None.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, *, log_id: str, epoch: int, boot: int, seq: int, h: bytes
+    ) -> None:
+        self._connection = connection
+        self.log_id = log_id
+        self.epoch = epoch
+        self.boot = boot
+        self.seq = seq
+        self.h = h
+        self.last_at_ms = 0
+        self.frozen: bytes | None = None
+        self._known: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+
+    def commit(self, items: Sequence[Item]) -> None:
+        """Commit all items in one transaction; those that cannot be stored get a `failure`.
+
+        One bad item never takes others with it: when the whole does not go in, the items are tried
+        one by one in savepoints. Errors of the storage itself fail them all.
+        """
+        try:
+            if not self._together(items):
+                self._one_by_one(items)
+        except Exception as error:  # noqa: BLE001  (the wall: nobody else could answer these futures)
+            for item in items:
+                if item.failure is None:
+                    item.failure = refusal(error)
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def _together(self, items: Sequence[Item]) -> bool:
+        tips = _Tips(self.seq, self.h)
+        rows: list[tuple[Any, ...]] = []
+        plan = Plan()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for item in items:
+                self._place(item, tips, rows, plan)
+            self._write([item for item in items if item.failure is None], rows, plan)
+            self._connection.execute("COMMIT")
+        except Exception as error:
+            self._rollback()
+            for item in items:
+                item.failure = None
+            if len(items) == 1 or _of_the_storage(error):
+                raise
+            return False
+        self._advance(tips, items, plan.frozen)
+        return True
+
+    def _one_by_one(self, items: Sequence[Item]) -> None:
+        tips = _Tips(self.seq, self.h)
+        frozen: list[bytes | None] = []
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            for item in items:
+                trial = tips.copy()
+                self._connection.execute("SAVEPOINT item")
+                try:
+                    rows: list[tuple[Any, ...]] = []
+                    plan = Plan()
+                    self._place(item, trial, rows, plan)
+                    if item.failure is None:
+                        self._write([item], rows, plan)
+                except Exception as error:
+                    if _of_the_storage(error):
+                        raise
+                    self._connection.execute("ROLLBACK TO item")
+                    item.failure = refusal(error)
+                else:
+                    tips = trial
+                    frozen += plan.frozen
+                self._connection.execute("RELEASE item")
+            self._connection.execute("COMMIT")
+        except Exception:
+            self._rollback()
+            raise
+        self._advance(tips, items, frozen)
+
+    def _rollback(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def _advance(self, tips: _Tips, items: Sequence[Item], frozen: Sequence[bytes | None]) -> None:
+        self.seq, self.h = tips.seq, tips.h
+        if frozen:
+            self.frozen = frozen[-1]
+        for num, tip in tips.sessions.items():
+            self._known[num] = tip
+            self._known.move_to_end(num)
+        while len(self._known) > _TIPS_KEPT:
+            self._known.popitem(last=False)
+        self.last_at_ms = max(self.last_at_ms, *(item.append.at_ms for item in items))
+
+    # -- one item -------------------------------------------------------------------------------
+
+    def _place(self, item: Item, tips: _Tips, rows: list[tuple[Any, ...]], plan: Plan) -> None:
+        append, num = item.append, item.num
+        item.first = tips.seq + 1
+        if num is None:
+            if append.sid is not None or any(fact.ss for fact in append.facts):
+                raise Refused("invalid", f"events of {append.sid!r} come without its state")
+            ss, sh = 0, None
+        else:
+            ss, sh = tips.sessions.get(num) or self._tip(num)
+            item.failure = _out_of_order(append, ss)
+            if item.failure is not None:
+                return
+        seq, h = tips.seq, tips.h
+        epoch, boot, at_ms = self.epoch, self.boot, append.at_ms
+        cause, principal = append.cause_seq, append.principal
+        placed = []
+        for fact, body, digest in zip(append.facts, item.bodies, item.digests, strict=True):
+            seq += 1
+            blob = bytes.fromhex(fact.blob) if fact.blob is not None else None
+            kind = fact.event.kind
+            row = chain.row_bytes(
+                seq=seq,
+                sid=num,
+                ss=fact.ss,
+                epoch=epoch,
+                boot=boot,
+                at_ms=at_ms,
+                kv=EVENT_VERSION,
+                turn=fact.turn,
+                cause_seq=cause,
+                kind=kind,
+                principal=principal,
+                body_sha=digest,
+                blob=blob,
+            )
+            h = chain.link(h, row)
+            if sh is not None:
+                sh = chain.link(sh, row)
+            rows.append(
+                (
+                    seq,
+                    num,
+                    fact.ss,
+                    epoch,
+                    boot,
+                    at_ms,
+                    kind,
+                    EVENT_VERSION,
+                    fact.turn,
+                    cause,
+                    principal,
+                    body,
+                    blob,
+                    h,
+                    sh,
+                )
+            )
+            placed.append(Placed(seq, fact.ss, at_ms, fact.event, body))
+        plan.add(num, append.before, append.after, placed)
+        tips.seq, tips.h = seq, h
+        if num is not None and sh is not None:
+            tips.sessions[num] = (ss + len(placed), sh)
+
+    def _tip(self, num: int) -> tuple[int, bytes]:
+        known = self._known.get(num)
+        if known is not None:
+            return known
+        row = self._connection.execute(
+            "SELECT ss, sh FROM journal WHERE sid = ? ORDER BY ss DESC LIMIT 1", (num,)
+        ).fetchone()
+        return (row[0], row[1]) if row else (0, chain.session_genesis(self.log_id, num))
+
+    def _write(self, items: Sequence[Item], rows: list[tuple[Any, ...]], plan: Plan) -> None:
+        blobs: dict[str, bytes] = {}
+        keys = []
+        for item in items:
+            blobs.update(item.append.blobs)
+            key = item.append.idempotency
+            if key is not None:
+                last = item.first + len(item.bodies) - 1
+                keys.append((key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms))
+        if blobs:
+            insert(self._connection, BLOB, [packed(sha, content) for sha, content in blobs.items()])
+        plan.write(self._connection)
+        insert(self._connection, JOURNAL, rows)
+        if keys:
+            insert(self._connection, IDEMPOTENCY, keys)
+
+    def forget_keys(self, limit: int = 500) -> int:
+        """Delete idempotency keys older than seven days (by the log's own time); returns how many."""
+        cursor = self._connection.execute(
+            "DELETE FROM idempotency WHERE id IN "
+            "(SELECT id FROM idempotency ORDER BY id LIMIT ?) AND at_ms < ?",
+            (limit, self.last_at_ms - IDEMPOTENCY_KEPT_MS),
+        )
+        return cursor.rowcount
+
+
+def packed(sha: str, content: bytes) -> tuple[bytes, str, int, bytes]:
+    """A blob as stored: compressed where that pays.
+
+    Raises:
+        Refused: `invalid` when `sha` is not the digest of the content.
+    """
+    found = sha256(content)
+    if found.hexdigest() != sha:
+        raise Refused("invalid", f"a blob hashes to {found.hexdigest()!r}; it was handed in as {sha!r}")
+    if len(content) >= 256:
+        small = zlib.compress(content, 1)
+        if len(small) <= len(content) * _PAYS:
+            return found.digest(), "zlib", len(content), small
+    return found.digest(), "raw", len(content), content
+
+
+def unpacked(codec: str, data: bytes) -> bytes:
+    """The content of a stored blob."""
+    return zlib.decompress(data) if codec == "zlib" else data
+
+
+def _out_of_order(append: Append, ss: int) -> Refused | None:
+    facts = append.facts
+    if not facts:
+        return Refused("invalid", f"an append to {append.sid!r} has no events")
+    where = f"session {append.sid!r} is at event {ss}"
+    if facts[0].ss != ss + 1:
+        return Refused("conflict", f"{where}; the batch begins at {facts[0].ss} (an earlier one failed?)")
+    if any(fact.ss != ss + i for i, fact in enumerate(facts, 1)):
+        return Refused("conflict", f"{where}; the batch has {[f.ss for f in facts]}, which is no run")
+    if append.after is None or append.after.ss != facts[-1].ss:
+        found = append.after.ss if append.after is not None else None
+        return Refused("conflict", f"{where}; the state is at {found}, its last event at {facts[-1].ss}")
+    if (append.before.ss if append.before is not None else 0) != ss:
+        return Refused("conflict", f"{where}; the batch builds on another state")
+    return None
+
+
+def _of_the_storage(error: Exception) -> bool:
+    """Whether the storage failed, and not one of the items."""
+    if isinstance(error, OSError):
+        return True
+    if not isinstance(error, sqlite3.Error) or isinstance(
+        error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.ProgrammingError | sqlite3.DataError
+    ):
+        return False
+    return _primary_code(error) not in (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
+
+
+def _primary_code(error: sqlite3.Error) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def refusal(error: BaseException) -> Refused:
+    """The error that a producer gets for what SQLite or the machine said."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, sqlite3.IntegrityError):
+        return _constraint(str(error))
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return Refused("storage_full" if full else "storage_readonly", f"the journal: {error}")
+    if isinstance(error, sqlite3.Error):
+        code = _primary_code(error)
+        if code == sqlite3.SQLITE_FULL:
+            return Refused("storage_full", "the journal has no room left; nothing was stored")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return Refused("corrupt", f"the journal: {error}")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return Refused("overloaded", f"another process holds the journal: {error}")
+        if code in (
+            sqlite3.SQLITE_READONLY,
+            sqlite3.SQLITE_IOERR,
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_PERM,
+        ):
+            return Refused("storage_readonly", f"the journal: {error}")
+    return Refused("invalid", f"the events cannot be stored: {type(error).__name__}: {error}")
+
+
+def _constraint(message: str) -> Refused:
+    if "session.name" in message or "session_live_name" in message:
+        return Refused("already_exists", "a live session has that name")
+    if "idempotency" in message:
+        return Refused("idempotency_conflict", "the key was used before")
+    if "UNIQUE" in message:
+        return Refused("conflict", f"the journal has such a row already: {message}")
+    return Refused("invalid", f"the journal refuses the row: {message}")

@@ -1,0 +1,166 @@
+"""The store without a disk: the same ledger on an in-memory database, called inline.
+
+No thread and no clock: groups are committed by the event loop itself, one step after the first
+submission, so it runs under virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from loopd.core.writes import Append, Appended, StoredEvent
+from loopd.store import opening
+from loopd.store import verify as verification
+from loopd.store.ledger import Item, refusal
+from loopd.store.reading import Reading
+from loopd_protocol.errors import Refused
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MemoryStore(Reading):
+    """Behaves like `SqliteStore` and forgets everything with `aclose`.
+
+    Attributes:
+        refuse: when set, every later submission fails with it: a full disk, for tests of others.
+    """
+
+    def __init__(
+        self,
+        *,
+        boot: str = "memory",
+        now_ms: int = 0,
+        max_bytes: int | None = None,
+        on_commit: Callable[[list[StoredEvent]], None] | None = None,
+        image: bytes | None = None,
+    ) -> None:
+        """Create a store.
+
+        Args:
+            boot: id of this start.
+            now_ms: wall time (UTC).
+            max_bytes: as in `SqliteStore.open`.
+            on_commit: as in `SqliteStore.open`.
+            image: what `image` of another store returned: begin a new boot on its data.
+        """
+        self._connection = opening.connect(":memory:")
+        if image is not None:
+            self._connection.deserialize(image)
+        self._ledger, self._boot = opening.prepare(
+            self._connection, boot=boot, now_ms=now_ms, max_bytes=max_bytes
+        )
+        self.on_commit = on_commit
+        self.refuse: Refused | None = None
+        self._head = self._ledger.seq
+        self._queue: list[Item] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Commit what is queued and forget everything."""
+        if not self._closed:
+            self._flush()
+            self._closed = True
+            self._connection.close()
+
+    def image(self) -> bytes:
+        """The committed data, as if the process had died now: hand it to another `MemoryStore`."""
+        return self._connection.serialize()
+
+    @property
+    def log_id(self) -> str:
+        """Identity of the log."""
+        return self._ledger.log_id
+
+    @property
+    def epoch(self) -> int:
+        """Rises with each boot."""
+        return self._boot.epoch
+
+    @property
+    def boots(self) -> int:
+        """Number of this boot, from 1."""
+        return self._boot.n
+
+    @property
+    def frozen(self) -> bytes | None:
+        """Body of the `daemon.frozen` event that stands, or None."""
+        return self._ledger.frozen
+
+    @property
+    def head(self) -> int:
+        """`seq` of the last committed event, 0 for none."""
+        return self._head
+
+    @property
+    def last_at_ms(self) -> int:
+        """Moment of the newest event."""
+        return self._ledger.last_at_ms
+
+    def submit(self, batch: Append) -> asyncio.Future[Appended]:
+        """Queue one atomic batch; see `loopd.engine.ports.Store.submit`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Appended] = loop.create_future()
+        if self.refuse is not None:
+            future.set_exception(Refused(self.refuse.code, self.refuse.message))
+        elif self._closed:
+            future.set_exception(Refused("draining", "the journal is closing; nothing was stored"))
+        else:
+            try:
+                item = Item(batch, future)
+            except Exception as error:  # noqa: BLE001  (the wall: the producer gets it as an answer)
+                future.set_exception(refusal(error))
+                return future
+            if not self._queue:
+                loop.call_soon(self._flush)
+            self._queue.append(item)
+        return future
+
+    def _flush(self) -> None:
+        group, self._queue = self._queue, []
+        if not group:
+            return
+        self._ledger.commit(group)
+        events: list[StoredEvent] = []
+        for item in group:
+            if item.failure is not None:
+                if not item.future.done():
+                    item.future.set_exception(item.failure)
+                continue
+            events += item.stored()
+            self._head = item.first + len(item.bodies) - 1
+            if not item.future.done():
+                item.future.set_result(Appended(first=item.first, last=self._head))
+        if self.on_commit is not None and events:
+            self.on_commit(events)
+
+    async def _read(
+        self,
+        query: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if self._closed:
+            raise Refused("draining", "the journal is closed")
+        try:
+            return query(self._connection, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise refusal(error) from error
+
+    async def _verify(self, request: verification.Request) -> dict[str, Any]:
+        return verification.run(self._connection, request)

@@ -1,0 +1,183 @@
+"""Opening a database: is it ours, is it whole, which boot is this?"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from loopd.store import chain
+from loopd.store.ledger import Ledger
+from loopd.store.schema import check_identity, migrate, migrations
+from loopd_protocol.errors import Refused
+
+PAGE_BYTES = 8_192
+CACHE_KIB = 8_192
+READER_CACHE_KIB = 2_048
+STATEMENTS_KEPT = 256
+TAIL_ROWS = 256
+"""Rows at the end of the log whose hashes are checked at each start; `verify` checks them all."""
+
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA wal_autocheckpoint = 0",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA busy_timeout = 2000",
+    "PRAGMA fullfsync = ON",  # macOS: fsync alone does not reach the disk
+    "PRAGMA checkpoint_fullfsync = ON",
+    "PRAGMA mmap_size = 0",
+    f"PRAGMA cache_size = -{CACHE_KIB}",
+)
+
+
+class Boot(NamedTuple):
+    """One start of the daemon on this log; `n` counts up, `epoch` grows with each."""
+
+    n: int
+    id: str
+    epoch: int
+    at_ms: int
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """A connection for writing with the store's pragmas. Statements begin no transaction by themselves."""
+    connection = sqlite3.connect(
+        path, isolation_level=None, cached_statements=STATEMENTS_KEPT, check_same_thread=False
+    )
+    try:
+        if path != ":memory:" and Path(path).stat().st_size == 0:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    connection = sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA busy_timeout = 2000")
+    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    return connection
+
+
+def prepare(
+    connection: sqlite3.Connection, *, boot: str, now_ms: int, max_bytes: int | None
+) -> tuple[Ledger, Boot]:
+    """Migrate, check the end of the log, and begin a new boot.
+
+    Raises:
+        Refused: `corrupt` or `unsupported_version`; nothing is changed then.
+    """
+    migrate(connection)
+    if max_bytes is not None:
+        page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _first_use(connection, now_ms)
+        log_id, epoch, boots, frozen = connection.execute(
+            "SELECT log_id, epoch, boots, frozen FROM meta"
+        ).fetchone()
+        seq, h, at_ms = check_tail(connection, log_id)
+        begun = Boot(n=boots + 1, id=boot, epoch=epoch + 1, at_ms=now_ms)
+        connection.execute("UPDATE meta SET epoch = ?, boots = ?", (begun.epoch, begun.n))
+        connection.execute(
+            "INSERT INTO boot (n, id, epoch, at_ms, head) VALUES (?, ?, ?, ?, ?)",
+            (begun.n, boot, begun.epoch, now_ms, seq),
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    ledger = Ledger(connection, log_id=log_id, epoch=begun.epoch, boot=begun.n, seq=seq, h=h)
+    ledger.last_at_ms = at_ms
+    ledger.frozen = None if frozen is None else frozen.encode()
+    return ledger, begun
+
+
+def _first_use(connection: sqlite3.Connection, now_ms: int) -> None:
+    connection.execute(
+        "INSERT INTO meta (id, log_id, created_ms, epoch, boots) VALUES (1, ?, ?, 0, 0) "
+        "ON CONFLICT (id) DO NOTHING",
+        (f"lg_{secrets.token_hex(8)}", now_ms),
+    )
+
+
+class Identity(NamedTuple):
+    """What a database says about itself when it is opened for reading."""
+
+    log_id: str
+    epoch: int
+    boots: int
+    frozen: bytes | None
+    head: int
+    last_at_ms: int
+
+
+def identify(connection: sqlite3.Connection) -> Identity:
+    """Look at a database without changing it.
+
+    Raises:
+        Refused: `corrupt` or `unsupported_version`.
+    """
+    check_identity(connection, newest=migrations()[-1][0])
+    row = connection.execute("SELECT log_id, epoch, boots, frozen FROM meta").fetchone()
+    if row is None:
+        raise Refused("corrupt", "the database has no log id; expected one row in 'meta'")
+    log_id, epoch, boots, frozen = row
+    seq, _h, at_ms = check_tail(connection, log_id)
+    return Identity(log_id, epoch, boots, None if frozen is None else frozen.encode(), seq, at_ms)
+
+
+def check_tail(connection: sqlite3.Connection, log_id: str) -> tuple[int, bytes, int]:
+    """Check the hashes of the last rows.
+
+    Returns:
+        Head, its hash, and the moment of the newest event.
+
+    Raises:
+        Refused: `corrupt`, naming the first row that does not verify.
+    """
+    rows = connection.execute(
+        "SELECT seq, sid, ss, epoch, boot, at_ms, kv, turn, cause_seq, kind, principal, body, "
+        "body_sha, blob, h FROM journal ORDER BY seq DESC LIMIT ?",
+        (TAIL_ROWS + 1,),
+    ).fetchall()[::-1]
+    if not rows:
+        return 0, chain.log_genesis(log_id), 0
+    previous: bytes = chain.log_genesis(log_id) if rows[0][0] == 1 else rows.pop(0)[-1]
+    expected = rows[0][0] if rows else 0
+    for row in rows:
+        seq, sid, ss, epoch, boot, at_ms, kv, turn, cause, kind, principal, body, body_sha, blob, h = row
+        if seq != expected:
+            raise Refused("corrupt", f"the log jumps to seq {seq}; expected {expected}")
+        expected += 1
+        digest = chain.body_digest(body) if body is not None else body_sha
+        bytes_ = chain.row_bytes(
+            seq=seq,
+            sid=sid,
+            ss=ss,
+            epoch=epoch,
+            boot=boot,
+            at_ms=at_ms,
+            kv=kv,
+            turn=turn,
+            cause_seq=cause,
+            kind=kind,
+            principal=principal,
+            body_sha=digest,
+            blob=blob,
+        )
+        if chain.link(previous, bytes_) != h:
+            raise Refused("corrupt", f"the row with seq {seq} ({kind!r}) does not match its hash")
+        previous = h
+    return rows[-1][0], rows[-1][-1], rows[-1][5]

@@ -1,0 +1,332 @@
+"""Projections: what lists, timers and queries need, computed as a difference and written with it.
+
+A `Plan` collects one transaction's changes. Rows that mirror the state (session, hold, inbox, cron)
+are the difference of the state before the first and after the last event; rows that only events
+know (turn, cron_occurrence, effect, frozen) are folded from the events. `verify` uses the same code
+to refold the journal, so there is one definition.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loopd.core.passive import passive_row
+from loopd.core.state import Session, Waiting
+from loopd.core.writes import PassiveRow
+from loopd.store.statements import Table, delete, insert, overwriting
+from loopd_protocol import events as ev
+
+PASSIVE_COLUMNS: tuple[str, ...] = PassiveRow.__struct_fields__
+SESSION_COLUMNS = (*PASSIVE_COLUMNS, "ss", "state")
+
+_INBOX_KEY = ("sid", "ss")
+_TURN_UPDATE = """last_seq = max(last_seq, excluded.last_seq), last_ss = max(last_ss, excluded.last_ss),
+    outcome = CASE excluded.outcome WHEN '' THEN outcome ELSE excluded.outcome END,
+    ended_ms = coalesce(excluded.ended_ms, ended_ms), steps = max(steps, excluded.steps),
+    tokens = tokens + excluded.tokens"""
+
+SESSION = Table(
+    "session",
+    SESSION_COLUMNS,
+    ("num",),
+    overwriting([c for c in SESSION_COLUMNS if c not in {"num", "sid", "created_ms"}]),
+)
+HOLD = Table("hold", ("sid", "kind", "until_ms", "body"), ("sid", "kind"), overwriting(("until_ms", "body")))
+INBOX = Table(
+    "inbox",
+    ("sid", "ss", "id", "source", "at_ms", "job", "due_ms", "count", "held"),
+    _INBOX_KEY,
+    overwriting(("count", "held")),
+)
+CRON = Table(
+    "cron",
+    ("sid", "job", "next_ms", "paused", "body"),
+    ("sid", "job"),
+    overwriting(("next_ms", "paused", "body")),
+)
+TURN = Table(
+    "turn",
+    (
+        "sid",
+        "n",
+        "trigger",
+        "outcome",
+        "first_seq",
+        "last_seq",
+        "first_ss",
+        "last_ss",
+        "started_ms",
+        "ended_ms",
+        "steps",
+        "tokens",
+        "manifest",
+        "consumed",
+    ),
+    ("sid", "n"),
+    _TURN_UPDATE,
+)
+OCCURRENCE = Table(
+    "cron_occurrence",
+    ("sid", "job", "due_ms", "manual", "result", "envelope", "late_ms", "at_ms", "seq"),
+    ("sid", "job", "due_ms", "manual"),
+    overwriting(("result", "envelope", "late_ms", "at_ms", "seq")),
+)
+EFFECT = Table(
+    "effect",
+    (
+        "sid",
+        "id",
+        "n",
+        "call",
+        "tool",
+        "tool_class",
+        "args_sha256",
+        "intent_seq",
+        "outcome",
+        "outcome_seq",
+    ),
+)
+
+FOLDED = (
+    ("session", SESSION_COLUMNS, ("num",)),
+    ("hold", HOLD.columns, ("sid", "kind")),
+    ("inbox", INBOX.columns, _INBOX_KEY),
+    ("cron", CRON.columns, ("sid", "job")),
+    ("turn", TURN.columns, ("sid", "n")),
+    ("cron_occurrence", OCCURRENCE.columns, ("sid", "job", "due_ms", "manual")),
+    ("effect", EFFECT.columns, ("sid", "id")),
+)
+"""(table, columns, key) of everything that a refold of a session must reproduce."""
+
+FINAL_RESULTS = frozenset({"fired", "late", "coalesced", "skipped", "missed"})
+
+_encode_state = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+decode_state = msgspec.msgpack.Decoder(Session).decode
+"""The state from its column; fields that a newer version added get their defaults."""
+
+
+class Placed(NamedTuple):
+    """An event with the place it got in the log."""
+
+    seq: int
+    ss: int
+    at_ms: int
+    event: ev.Event
+    body: bytes
+
+
+class Plan:
+    """The projection changes of one transaction.
+
+    Appends of one session are merged: its row is written once, from the last state.
+
+    Attributes:
+        frozen: what became of the daemon-wide freeze, in order: the event's body, or None for thawed.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, list[Session | None]] = {}
+        self._turns: dict[tuple[int, int], dict[str, Any]] = {}
+        self._occurrences: dict[tuple[int, str, int, bool], tuple[Any, ...]] = {}
+        self._effects: dict[tuple[int, str], list[Any]] = {}
+        self._outcomes: list[tuple[str, int, int, str]] = []
+        self.frozen: list[bytes | None] = []
+
+    def add(
+        self,
+        num: int | None,
+        before: Session | None,
+        after: Session | None,
+        placed: Sequence[Placed],
+    ) -> None:
+        """Take in one append, in the order of the log."""
+        for row in placed:
+            fold = _FOLDS.get(type(row.event))
+            if fold is not None:
+                getattr(self, fold)(num or 0, before, placed, row)
+        if num is not None and after is not None:
+            span = self._spans.get(num)
+            if span is None:
+                self._spans[num] = [before, after]
+            else:
+                span[1] = after
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Carry the changes out, inside the caller's transaction."""
+        gone: dict[str, list[tuple[Any, ...]]] = {"hold": [], "inbox": [], "cron": []}
+        sessions: list[tuple[Any, ...]] = []
+        holds: list[tuple[Any, ...]] = []
+        inbox: list[tuple[Any, ...]] = []
+        crons: list[tuple[Any, ...]] = []
+        for num, (before, after) in self._spans.items():
+            assert after is not None
+            sessions.append((*_columns(after), after.ss, _encode_state(after)))
+            _holds(num, before, after, holds, gone["hold"])
+            _inbox(num, before, after, inbox, gone["inbox"])
+            _crons(num, before, after, crons, gone["cron"])
+        insert(connection, SESSION, sessions)
+        for table, key in (("hold", ("sid", "kind")), ("inbox", _INBOX_KEY), ("cron", ("sid", "job"))):
+            if gone[table]:
+                delete(connection, table, key, gone[table])
+        for table_, rows in ((HOLD, holds), (INBOX, inbox), (CRON, crons)):
+            if rows:
+                insert(connection, table_, rows)
+        if self._turns:
+            insert(connection, TURN, [tuple(t.values()) for t in self._turns.values()])
+        if self._occurrences:
+            insert(connection, OCCURRENCE, list(self._occurrences.values()))
+        if self._effects:
+            insert(connection, EFFECT, [tuple(e) for e in self._effects.values()])
+        for outcome in self._outcomes:
+            connection.execute(
+                "UPDATE effect SET outcome = ?, outcome_seq = ? WHERE sid = ? AND id = ?", outcome
+            )
+        if self.frozen:
+            body = self.frozen[-1]
+            connection.execute("UPDATE meta SET frozen = ?", (None if body is None else body.decode(),))
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def _turn(self, num: int, row: Placed, n: int) -> dict[str, Any]:
+        known = self._turns.get((num, n))
+        if known is None:
+            known = self._turns[num, n] = {
+                "sid": num,
+                "n": n,
+                "trigger": "",
+                "outcome": "",
+                "first_seq": row.seq,
+                "last_seq": row.seq,
+                "first_ss": row.ss,
+                "last_ss": row.ss,
+                "started_ms": row.at_ms,
+                "ended_ms": None,
+                "steps": 0,
+                "tokens": 0,
+                "manifest": None,
+                "consumed": "[]",
+            }
+        known["last_seq"], known["last_ss"] = row.seq, row.ss
+        return known
+
+    def _started(self, num: int, before: Session | None, placed: Sequence[Placed], row: Placed) -> None:
+        event: ev.TurnStarted = row.event  # type: ignore[assignment]
+        turn = self._turn(num, row, event.n)
+        turn["trigger"], turn["manifest"] = str(event.trigger), event.manifest
+        if event.envelopes:
+            where = {w.id: w.ss for w in before.inbox} if before is not None else {}
+            where |= {p.event.id: p.ss for p in placed if isinstance(p.event, ev.EnvelopeAccepted)}
+            turn["consumed"] = _encode_json(sorted(where.get(e, 0) for e in event.envelopes)).decode()
+
+    def _stepped(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.TurnStep = row.event  # type: ignore[assignment]
+        turn = self._turn(num, row, event.n)
+        turn["steps"] = max(turn["steps"], event.step)
+        if event.usage is not None:
+            turn["tokens"] += event.usage.input_tokens + event.usage.output_tokens
+
+    def _ended(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.TurnCompleted | ev.TurnInterrupted = row.event  # type: ignore[assignment]
+        turn = self._turn(num, row, event.n)
+        turn["outcome"] = event.outcome if isinstance(event, ev.TurnCompleted) else "interrupted"
+        turn["ended_ms"] = row.at_ms
+        turn["steps"] = max(turn["steps"], event.steps)
+
+    def _occurred(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.CronOccurrence = row.event  # type: ignore[assignment]
+        key = (num, event.job, event.due_ms, event.manual)
+        self._occurrences[key] = (
+            *key,
+            event.result,
+            event.envelope,
+            event.late_ms,
+            row.at_ms,
+            row.seq,
+        )
+
+    def _intended(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.EffectIntent = row.event  # type: ignore[assignment]
+        self._effects[num, event.id] = [
+            num,
+            event.id,
+            event.n,
+            event.call,
+            event.tool,
+            event.tool_class,
+            event.args_sha256,
+            row.seq,
+            "",
+            None,
+        ]
+
+    def _turned_out(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.EffectOutcome = row.event  # type: ignore[assignment]
+        fresh = self._effects.get((num, event.id))
+        if fresh is not None:
+            fresh[-2:] = [event.outcome, row.seq]
+        else:
+            self._outcomes.append((event.outcome, row.seq, num, event.id))
+
+    def _froze(self, _num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        self.frozen.append(row.body if isinstance(row.event, ev.DaemonFrozen) else None)
+
+
+_FOLDS: dict[type[ev.Event], str] = {
+    ev.TurnStarted: "_started",
+    ev.TurnStep: "_stepped",
+    ev.TurnCompleted: "_ended",
+    ev.TurnInterrupted: "_ended",
+    ev.CronOccurrence: "_occurred",
+    ev.EffectIntent: "_intended",
+    ev.EffectOutcome: "_turned_out",
+    ev.DaemonFrozen: "_froze",
+    ev.DaemonUnfrozen: "_froze",
+}
+
+
+# -- state ------------------------------------------------------------------------------------------
+
+
+def _columns(session: Session) -> tuple[Any, ...]:
+    row = passive_row(session)
+    return tuple([getattr(row, column) for column in PASSIVE_COLUMNS])
+
+
+def _holds(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
+    old = before.gate.holds if before is not None else ()
+    new = after.gate.holds
+    if old is new or old == new:
+        return
+    kept = {hold.kind: hold for hold in old}
+    changed = [hold for hold in new if kept.pop(hold.kind, None) != hold]
+    put.extend((num, hold.kind, hold.until_ms, _encode_json(hold)) for hold in changed)
+    gone.extend((num, kind) for kind in kept)
+
+
+def _inbox(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
+    old = before.inbox if before is not None else ()
+    new = after.inbox
+    if old is new or old == new:
+        return
+    kept: dict[int, Waiting] = {waiting.ss: waiting for waiting in old}
+    changed = [w for w in new if kept.pop(w.ss, None) != w]
+    put.extend(
+        (num, w.ss, w.id, str(w.source), w.at_ms, w.job, w.due_ms, w.count, int(w.held)) for w in changed
+    )
+    gone.extend((num, ss) for ss in kept)
+
+
+def _crons(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
+    old = before.crons if before is not None else ()
+    new = after.crons
+    if old is new or old == new:
+        return
+    kept = {job.job: job for job in old}
+    changed = [job for job in new if kept.pop(job.job, None) != job]
+    put.extend((num, job.job, job.next_ms, int(job.paused), _encode_json(job)) for job in changed)
+    gone.extend((num, name) for name in kept)

@@ -1,0 +1,136 @@
+"""The reading half of the store port: each method is one hop to a connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from loopd.core.state import Session
+from loopd.core.writes import PassiveRow, StoredEvent
+from loopd.store import opening, queries
+from loopd.store import verify as verification
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DIRECTORY_PAGE = 5_000
+
+Evolve = Callable[..., Session]
+"""`evolve(session | None, event, *, ss, at_ms) -> Session`; see `loopd.core.evolution`."""
+
+
+class Reading(ABC):
+    """Queries over committed events. What a producer's future has announced is always seen."""
+
+    @property
+    @abstractmethod
+    def log_id(self) -> str:
+        """Identity of the log; it changes when the log is restored from elsewhere."""
+
+    @property
+    @abstractmethod
+    def last_at_ms(self) -> int:
+        """Moment of the newest event."""
+
+    @abstractmethod
+    async def _read(
+        self,
+        query: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a query on a read-only connection."""
+
+    async def load_session(self, sid: str) -> Session | None:
+        """The whole state of a session, or None."""
+        return await self._read(queries.load_session, sid)
+
+    async def find_session(self, ref: str) -> str | None:
+        """`sid` by id, by the name of a live session, or by that of the newest ended one."""
+        return await self._read(queries.find_session, ref)
+
+    async def directory(self) -> Sequence[PassiveRow]:
+        """All sessions in order of creation, fetched in short pages."""
+        rows: list[PassiveRow] = []
+        while True:
+            last = rows[-1].num if rows else 0
+            found = await self._read(queries.directory_page, last, DIRECTORY_PAGE)
+            rows += found
+            if len(found) < DIRECTORY_PAGE:
+                return rows
+
+    async def page(
+        self,
+        *,
+        sid: str | None,
+        after: int | None,
+        before: int | None,
+        limit: int,
+        kinds: Sequence[str] = (),
+        newest: bool = False,
+        max_bytes: int | None = None,
+    ) -> list[StoredEvent]:
+        """Events in order of `seq`, strictly between `after` and `before`.
+
+        `kinds` are exact or prefixes such as `gate.*`; `newest` takes the last `limit`; `max_bytes`
+        ends the page early.
+        """
+        return await self._read(
+            queries.page,
+            sid=sid,
+            after=after,
+            before=before,
+            limit=limit,
+            kinds=tuple(kinds),
+            newest=newest,
+            max_bytes=max_bytes,
+        )
+
+    async def session_tail(self, sid: str, *, kinds: Sequence[str], limit: int) -> list[StoredEvent]:
+        """The last `limit` events of these kinds of one session, oldest first."""
+        return await self._read(queries.session_tail, sid, tuple(kinds), limit)
+
+    async def blob(self, sha: str) -> bytes | None:
+        """Content by its SHA-256 (hex), or None."""
+        return await self._read(queries.blob, sha)
+
+    async def turn_events(self, sid: str, n: int) -> list[StoredEvent]:
+        """All events of turn `n` and the envelopes that it consumed, in order of `ss`."""
+        return await self._read(queries.turn_events, sid, n)
+
+    async def events_at(self, sid: str, numbers: Sequence[int]) -> list[StoredEvent]:
+        """Events of a session by their `ss`, in order; those that do not exist are left out."""
+        return await self._read(queries.events_at, sid, tuple(numbers))
+
+    async def last_boots(self, limit: int = 16) -> list[opening.Boot]:
+        """The newest boots, newest first, this one included."""
+        return await self._read(queries.last_boots, limit)
+
+    async def last_turn_before(self, sid: str, seq: int) -> int | None:
+        """Number of the last turn that began before `seq`, or None."""
+        return await self._read(queries.last_turn_before, sid, seq)
+
+    async def occurrences(self, sid: str, job: str | None, limit: int) -> list[dict[str, Any]]:
+        """What became of the due moments of cron jobs, newest first."""
+        return await self._read(queries.occurrences, sid, job, limit)
+
+    async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
+        """Command hash, result and `seq` of a key that was used within seven days, or None."""
+        return await self._read(queries.idempotent, principal, key, self.last_at_ms)
+
+    async def verify(
+        self,
+        *,
+        sid: str | None = None,
+        suspended_since: int | None = None,
+        evolve: Evolve | None = None,
+    ) -> dict[str, Any]:
+        """A proof object for the whole log or one session; see `loopd.store.verify`."""
+        return await self._verify(
+            verification.Request(log_id=self.log_id, sid=sid, suspended_since=suspended_since, evolve=evolve)
+        )
+
+    @abstractmethod
+    async def _verify(self, request: verification.Request) -> dict[str, Any]: ...

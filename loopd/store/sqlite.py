@@ -1,0 +1,258 @@
+"""The store on a disk: one writing connection, a few reading ones, one file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import aiosqlite
+import anyio
+
+from loopd.core.writes import Append, Appended, StoredEvent
+from loopd.store import opening
+from loopd.store import verify as verification
+from loopd.store.hop import close, hop
+from loopd.store.ledger import refusal
+from loopd.store.reading import Reading
+from loopd.store.writer import Commits, Writer
+from loopd_protocol.errors import Refused
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS = 2
+
+
+class SqliteStore(Reading):
+    """The journal of one node in one SQLite file. Use `open`, then close with `aclose`.
+
+    When a submitted future resolves, its events are durable, `head` has reached them and
+    `on_commit` has been called (later in the same step of the event loop, before any awaiter runs).
+
+    Attributes:
+        path: the database file; `-wal` and `-shm` lie beside it.
+    """
+
+    def __init__(self, path: Path, *, identity: opening.Identity, writer: Writer | None) -> None:
+        self.path = path
+        self._identity = identity
+        self._writer = writer
+        self._readers: list[aiosqlite.Connection] = []
+        self._free: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
+        self._connection: aiosqlite.Connection | None = None
+        self._verifying = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | Path,
+        *,
+        boot: str,
+        now_ms: int = 0,
+        max_bytes: int | None = None,
+        on_commit: Callable[[list[StoredEvent]], None] | None = None,
+        readonly: bool = False,
+    ) -> Self:
+        """Open or create the database, migrate it, and begin a boot.
+
+        Args:
+            path: the file; its folder must exist.
+            boot: id of this start of the daemon.
+            now_ms: wall time (UTC).
+            max_bytes: the file never grows over this; then writes answer `storage_full`.
+            on_commit: see `Writer.on_commit`; may also be set later.
+            readonly: forensic reading; nothing is migrated or written, `submit` answers
+                `storage_readonly`.
+
+        Raises:
+            Refused: `corrupt` with what was found (not a database, another program's, hashes that
+                do not match); `unsupported_version`; `storage_readonly`; `storage_full`. The file is
+                left as it was.
+        """
+        where = Path(path)
+        if readonly:
+            return await cls._open_readonly(where)
+
+        def connector() -> sqlite3.Connection:
+            where.touch(mode=0o600, exist_ok=True)
+            return opening.connect(str(where))
+
+        connection = aiosqlite.Connection(connector, iter_chunk_size=64)
+        try:
+            await connection
+            ledger, begun = await hop(
+                connection, opening.prepare, boot=boot, now_ms=now_ms, max_bytes=max_bytes
+            )
+        except (sqlite3.Error, OSError) as error:
+            await close(connection)
+            raise _on_open(where, error) from error
+        except BaseException:
+            await close(connection)
+            raise
+        writer = Writer(connection, ledger, where)
+        writer.on_commit = on_commit
+        identity = opening.Identity(
+            ledger.log_id, begun.epoch, begun.n, ledger.frozen, ledger.seq, ledger.last_at_ms
+        )
+        store = cls(where, identity=identity, writer=writer)
+        store._connection = connection
+        await store._open_readers()
+        return store
+
+    @classmethod
+    async def _open_readonly(cls, where: Path) -> Self:
+        def look() -> opening.Identity:
+            connection = opening.connect_reader(where)
+            try:
+                return opening.identify(connection)
+            finally:
+                connection.close()
+
+        try:
+            identity = await anyio.to_thread.run_sync(look)
+        except (sqlite3.Error, OSError) as error:
+            raise _on_open(where, error) from error
+        store = cls(where, identity=identity, writer=None)
+        await store._open_readers()
+        return store
+
+    async def _open_readers(self) -> None:
+        for _ in range(READERS):
+            reader = aiosqlite.Connection(lambda: opening.connect_reader(self.path), iter_chunk_size=64)
+            await reader
+            self._readers.append(reader)
+            self._free.put_nowait(reader)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Commit what is queued, fold the write-ahead log back and close. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            for reader in self._readers:
+                await close(reader)
+            if self._writer is not None:
+                await self._writer.aclose()
+            if self._connection is not None:
+                await close(self._connection)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    @property
+    def log_id(self) -> str:
+        """Identity of the log."""
+        return self._identity.log_id
+
+    @property
+    def epoch(self) -> int:
+        """Rises with each boot and each change of owner."""
+        return self._identity.epoch
+
+    @property
+    def boots(self) -> int:
+        """Number of this boot, from 1."""
+        return self._identity.boots
+
+    @property
+    def head(self) -> int:
+        """`seq` of the last committed event that was announced, 0 for none."""
+        return self._identity.head if self._writer is None else self._writer.head
+
+    @property
+    def last_at_ms(self) -> int:
+        """Moment of the newest event."""
+        return self._identity.last_at_ms if self._writer is None else self._writer.last_at_ms
+
+    @property
+    def frozen(self) -> bytes | None:
+        """Body of the `daemon.frozen` event that stands, or None."""
+        return self._identity.frozen if self._writer is None else self._writer.ledger.frozen
+
+    @property
+    def commits(self) -> Commits:
+        """Running counts of the writer."""
+        return Commits() if self._writer is None else self._writer.commits
+
+    @property
+    def on_commit(self) -> Callable[[list[StoredEvent]], None] | None:
+        """Called with the events of each committed group, in order."""
+        return None if self._writer is None else self._writer.on_commit
+
+    @on_commit.setter
+    def on_commit(self, callback: Callable[[list[StoredEvent]], None] | None) -> None:
+        if self._writer is not None:
+            self._writer.on_commit = callback
+
+    @property
+    def on_group(self) -> Callable[[int, float], None] | None:
+        """Called with rows and seconds of each group."""
+        return None if self._writer is None else self._writer.on_group
+
+    @on_group.setter
+    def on_group(self, callback: Callable[[int, float], None] | None) -> None:
+        if self._writer is not None:
+            self._writer.on_group = callback
+
+    def submit(self, batch: Append) -> asyncio.Future[Appended]:
+        """Queue one atomic batch; synchronous, never waits. See `loopd.engine.ports.Store.submit`."""
+        if self._writer is not None:
+            return self._writer.submit(batch)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        future.set_exception(Refused("storage_readonly", f"{str(self.path)!r} was opened for reading"))
+        return future
+
+    # -- reading --------------------------------------------------------------------------------
+
+    async def _read(
+        self,
+        query: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if self._closed:
+            raise Refused("draining", "the journal is closed")
+        reader = await self._free.get()
+        try:
+            return await hop(reader, query, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise refusal(error) from error
+        finally:
+            self._free.put_nowait(reader)
+
+    async def _verify(self, request: verification.Request) -> dict[str, Any]:
+        def work() -> dict[str, Any]:
+            connection = opening.connect_reader(self.path)
+            try:
+                return verification.run(connection, request)
+            finally:
+                connection.close()
+
+        async with self._verifying:
+            try:
+                return await anyio.to_thread.run_sync(work)
+            except sqlite3.Error as error:
+                raise refusal(error) from error
+
+
+def _on_open(path: Path, error: sqlite3.Error | OSError) -> Refused:
+    found = refusal(error)
+    code = found.code
+    if isinstance(error, sqlite3.DatabaseError) and code == "invalid":
+        code = "corrupt"  # a schema that lacks our tables, a view where a table should be, …
+    return Refused(code, f"cannot open {str(path)!r}: {error}")
