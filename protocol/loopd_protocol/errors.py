@@ -54,6 +54,7 @@ ERRORS: MappingProxyType[str, ErrorCode] = MappingProxyType(
         "storage_full": _row(507, 6, "server", 1, "The disk or the configured size is full."),
         "storage_readonly": _row(503, 6, "server", 0, "The journal cannot be written."),
         "corrupt": _row(500, 6, "server", 0, "Stored data do not verify; the daemon is read-only."),
+        "internal": _row(500, 7, "server", 0, "The daemon failed on this request; the outcome is uncertain."),
         "timeout": _row(504, 7, "server", 1, "No answer in time; the outcome is uncertain."),
         "cancelled": _row(499, 7, "client", 1, "The caller withdrew the request."),
     }

@@ -1,0 +1,1 @@
+"""Doors of the daemon: the control socket and the HTTP side."""

@@ -1,0 +1,91 @@
+"""Who is at the other end of a unix socket, as the kernel says, and what that user may do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from loopd.core.access import ALL_SCOPES, Caller
+from loopd_protocol.errors import Refused
+from loopd_protocol.sources import Source
+
+ROOT_UID = 0
+_NO_SCOPES: frozenset[str] = frozenset()
+_SO_PEERGROUPS = 59  # Linux; not named by the socket module
+_GROUPS_MAX = 65_536
+
+
+class SocketLike(Protocol):
+    """What is needed of a socket."""
+
+    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
+        """As `socket.socket.getsockopt`."""
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """User and groups of a peer, as they were when it connected. `pid` is for logs only."""
+
+    uid: int
+    gids: tuple[int, ...]
+    pid: int
+
+
+def peer_credentials(sock: SocketLike) -> Credentials:
+    """Ask the kernel who is connected.
+
+    Raises:
+        Refused: `unauthenticated` when the system cannot tell.
+    """
+    try:
+        if sys.platform == "linux":
+            pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            more = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
+            groups = struct.unpack(f"{len(more) // 4}I", more)
+            return Credentials(uid, (gid, *groups), pid)
+        if sys.platform == "darwin":
+            # struct xucred of <sys/ucred.h>: version, uid, number of groups, 16 groups.
+            data = sock.getsockopt(0, 1, 76)
+            _, uid, count = struct.unpack_from("IIh", data)
+            return Credentials(uid, struct.unpack_from(f"{min(max(count, 0), 16)}I", data, 12), 0)
+    except (OSError, struct.error) as error:
+        raise Refused("unauthenticated", f"the kernel does not say who connected: {error}") from error
+    raise Refused("unauthenticated", f"no peer credentials on {sys.platform!r}; expected linux or darwin")
+
+
+class PeerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Which local users may connect.
+
+    The daemon's own user and root may do everything. `uids` and `gids` give others their scopes;
+    a user who is named twice has all of them. Everybody else is refused.
+    """
+
+    uids: Mapping[int, frozenset[str]] = {}
+    gids: Mapping[int, frozenset[str]] = {}
+    owner: int | None = None
+
+    def caller(self, peer: Credentials) -> Caller:
+        """The caller behind a connection.
+
+        Raises:
+            Refused: `unauthenticated`: this user is not known here.
+        """
+        owner = os.geteuid() if self.owner is None else self.owner
+        if peer.uid in {owner, ROOT_UID}:
+            scopes = ALL_SCOPES
+        else:
+            scopes = self.uids.get(peer.uid, _NO_SCOPES).union(
+                *(self.gids[gid] for gid in peer.gids if gid in self.gids)
+            )
+            if not scopes:
+                raise Refused(
+                    "unauthenticated",
+                    f"user {peer.uid} may not talk to this daemon; expected {owner}, root or a user in its"
+                    " configuration",
+                )
+        return Caller(principal=f"uid:{peer.uid}", scopes=scopes, source=Source.HUMAN)
