@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import anyio
@@ -208,10 +208,8 @@ class AsyncClient:
             return
         sub = self._subs.get(getattr(frame, "sub", None) or frame_id or "")
         if sub is not None:
-            try:
+            with suppress(anyio.BrokenResourceError):  # it unsubscribed meanwhile
                 await sub.send(frame)
-            except anyio.BrokenResourceError:
-                pass  # it unsubscribed meanwhile
 
     def _next_id(self) -> str:
         self._ids += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -18,7 +19,7 @@ from loopd_protocol.sources import Source
 ROOT_UID = 0
 _NO_SCOPES: frozenset[str] = frozenset()
 _SO_PEERGROUPS = 59  # Linux; not named by the socket module
-_GROUPS_MAX = 65_536
+_GROUPS_BYTES = 1_024  # what getsockopt of Python takes at most: 256 groups
 
 
 class SocketLike(Protocol):
@@ -45,9 +46,7 @@ def peer_credentials(sock: SocketLike) -> Credentials:
     try:
         if sys.platform == "linux":
             pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            more = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
-            groups = struct.unpack(f"{len(more) // 4}I", more)
-            return Credentials(uid, (gid, *groups), pid)
+            return Credentials(uid, (gid, *_more_groups(sock)), pid)
         if sys.platform == "darwin":
             # struct xucred of <sys/ucred.h>: version, uid, number of groups, 16 groups.
             data = sock.getsockopt(0, 1, 76)
@@ -56,6 +55,16 @@ def peer_credentials(sock: SocketLike) -> Credentials:
     except (OSError, struct.error) as error:
         raise Refused("unauthenticated", f"the kernel does not say who connected: {error}") from error
     raise Refused("unauthenticated", f"no peer credentials on {sys.platform!r}; expected linux or darwin")
+
+
+def _more_groups(sock: SocketLike) -> tuple[int, ...]:
+    try:
+        groups = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError as error:
+        if error.errno in {errno.ERANGE, errno.ENOPROTOOPT}:
+            return ()  # more than fit, or a kernel before 4.13: the primary group still counts
+        raise
+    return struct.unpack(f"{len(groups) // 4}I", groups)
 
 
 class PeerPolicy(msgspec.Struct, frozen=True, kw_only=True):

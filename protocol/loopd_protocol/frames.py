@@ -198,7 +198,7 @@ class Welcome(ServerFrame, frozen=True, kw_only=True, tag="welcome"):
     now_ms: AtMs
 
 
-class Ok(ServerFrame, frozen=True, kw_only=True, tag="ok"):
+class Ok(ServerFrame, frozen=True, kw_only=True, tag="ok", omit_defaults=False):
     """A command was carried out, durably. `r` is its result; the rest as in `Answer`."""
 
     id: FrameId
