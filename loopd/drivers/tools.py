@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from loopd.core.conversation import AgentRequest
+from loopd.core.tools import tool_class
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import OWN_TOOLS, TurnHost
 from loopd.drivers.shell import KEEP_BYTES, environment, run_shell
@@ -29,15 +30,6 @@ from loopd_protocol.events import ToolCall
 RESULT_CHARS = 2 * KEEP_BYTES
 """A longer result is cut in the middle before it goes back to the model; digests are of the whole."""
 SHELL_DEFAULT_S, SHELL_MAX_S = 120, 3_600
-
-TOOL_CLASSES: Mapping[str, str] = {
-    "shell": "shell",
-    "read_file": "read",
-    "write_file": "edit",
-    "edit_file": "edit",
-    **dict.fromkeys(OWN_TOOLS, "loopd"),
-}
-"""Tool → class that rules and effects go by."""
 
 _Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
 
@@ -194,7 +186,7 @@ class Toolbox:
 
     async def run(self, call: ToolCall, host: TurnHost) -> tuple[ToolCall, bool]:
         """Carry out one call; returns it with its result, and whether it ends the turn."""
-        call = msgspec.structs.replace(call, tool_class=TOOL_CLASSES.get(call.name, "other"))
+        call = msgspec.structs.replace(call, tool_class=tool_class(call.name, call.args))
         if call.name not in self.names:
             known = ", ".join(self.names)
             return _done(call, _schema(f"there is no tool {call.name!r}; the tools are: {known}")), False
@@ -226,7 +218,9 @@ class Toolbox:
         self, call: ToolCall, host: TurnHost, runner: Callable[[Any], Awaitable[_Result]], args: Any
     ) -> _Result:
         try:
-            await host.intent(call)
+            # Shielded: else a cancellation could leave an intent of which nobody knows how it ended.
+            with anyio.CancelScope(shield=True):
+                await host.intent(call)
         except Refused as error:
             return _Result(ok=False, text=f"denied: {error.message}", error_class="denied")
         outcome = "cancelled"
@@ -303,7 +297,7 @@ class Toolbox:
 
 def denied(call: ToolCall, text: str) -> ToolCall:
     """The call with a result that says why it did not run."""
-    call = msgspec.structs.replace(call, tool_class=TOOL_CLASSES.get(call.name, "other"))
+    call = msgspec.structs.replace(call, tool_class=tool_class(call.name, call.args))
     return _done(call, _Result(ok=False, text=text, error_class="denied"))
 
 

@@ -18,6 +18,7 @@ from typing import IO, Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from loopd.core.tools import tool_class
 from loopd_protocol.bounds import MAX_INT, MAX_TEXT_CHARS
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall, Usage
@@ -231,6 +232,7 @@ def _call(call: _Call, index: int) -> ToolCall:
     return ToolCall(
         id=call.id or f"c{index}",
         name=call.name,
+        tool_class=tool_class(call.name, call.args),
         args={} if call.args is None else call.args,
         ok=call.ok,
         result=call.result,

@@ -17,8 +17,8 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -396,11 +396,12 @@ def _script(options: argparse.Namespace) -> list[Reply]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM; prints `{"ready":true,"url":…,"pid":…}` when it listens."""
-    endpoint = Endpoint(_script(_arguments().parse_args(argv)), port=0)
+    options = _arguments().parse_args(argv)
+    endpoint = Endpoint(_script(options), port=options.port)
 
     async def serve() -> None:
         async with anyio.create_task_group() as tasks:
-            with anyio.open_signal_receiver(2, 15) as signals:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 tasks.start_soon(endpoint.serve_forever)
                 line = {"ready": True, "url": endpoint.base_url, "pid": os.getpid()}
                 print(json.dumps(line), flush=True)
@@ -412,4 +413,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
