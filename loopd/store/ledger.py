@@ -6,7 +6,6 @@ connection's thread, `loopd.store.memory` calls it inline.
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import zlib
 from asyncio import Future
@@ -19,6 +18,7 @@ import msgspec
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import chain
+from loopd.store.faults import of_the_storage, refusal
 from loopd.store.projection import Placed, Plan
 from loopd.store.statements import Table, insert
 from loopd_protocol.errors import Refused
@@ -166,7 +166,7 @@ class Ledger:
             self._rollback()
             for item in items:
                 item.failure = None
-            if len(items) == 1 or _of_the_storage(error):
+            if len(items) == 1 or of_the_storage(error):
                 raise
             return False
         self._advance(tips, items, plan.frozen)
@@ -187,7 +187,7 @@ class Ledger:
                     if item.failure is None:
                         self._write([item], rows, plan)
                 except Exception as error:
-                    if _of_the_storage(error):
+                    if of_the_storage(error):
                         raise
                     self._connection.execute("ROLLBACK TO item")
                     item.failure = refusal(error)
@@ -352,56 +352,3 @@ def _out_of_order(append: Append, ss: int) -> Refused | None:
     if (append.before.ss if append.before is not None else 0) != ss:
         return Refused("conflict", f"{where}; the batch builds on another state")
     return None
-
-
-def _of_the_storage(error: Exception) -> bool:
-    """Whether the storage failed, and not one of the items."""
-    if isinstance(error, OSError):
-        return True
-    if not isinstance(error, sqlite3.Error) or isinstance(
-        error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.ProgrammingError | sqlite3.DataError
-    ):
-        return False
-    return _primary_code(error) not in (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
-
-
-def _primary_code(error: sqlite3.Error) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF
-
-
-def refusal(error: BaseException) -> Refused:
-    """The error that a producer gets for what SQLite or the machine said."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, sqlite3.IntegrityError):
-        return _constraint(str(error))
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return Refused("storage_full" if full else "storage_readonly", f"the journal: {error}")
-    if isinstance(error, sqlite3.Error):
-        code = _primary_code(error)
-        if code == sqlite3.SQLITE_FULL:
-            return Refused("storage_full", "the journal has no room left; nothing was stored")
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return Refused("corrupt", f"the journal: {error}")
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return Refused("overloaded", f"another process holds the journal: {error}")
-        if code in (
-            sqlite3.SQLITE_READONLY,
-            sqlite3.SQLITE_IOERR,
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_PERM,
-        ):
-            return Refused("storage_readonly", f"the journal: {error}")
-    return Refused("invalid", f"the events cannot be stored: {type(error).__name__}: {error}")
-
-
-def _constraint(message: str) -> Refused:
-    if "session.name" in message or "session_live_name" in message:
-        return Refused("already_exists", "a live session has that name")
-    if "idempotency" in message:
-        return Refused("idempotency_conflict", "the key was used before")
-    if "UNIQUE" in message:
-        return Refused("conflict", f"the journal has such a row already: {message}")
-    return Refused("invalid", f"the journal refuses the row: {message}")

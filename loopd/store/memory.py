@@ -14,9 +14,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
-from loopd.store import verify as verification
-from loopd.store.ledger import Item, refusal
+from loopd.store.faults import refusal
+from loopd.store.ledger import Item
 from loopd.store.reading import Reading
+from loopd.store.request import Request
+from loopd.store.verify import run as run_verification
 from loopd_protocol.errors import Refused
 
 P = ParamSpec("P")
@@ -162,5 +164,5 @@ class MemoryStore(Reading):
         except sqlite3.Error as error:
             raise refusal(error) from error
 
-    async def _verify(self, request: verification.Request) -> dict[str, Any]:
-        return verification.run(self._connection, request)
+    async def _verify(self, request: Request) -> dict[str, Any]:
+        return run_verification(self._connection, request)

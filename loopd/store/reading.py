@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store import opening, queries
-from loopd.store import verify as verification
+from loopd.store.request import Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,8 +129,8 @@ class Reading(ABC):
     ) -> dict[str, Any]:
         """A proof object for the whole log or one session; see `loopd.store.verify`."""
         return await self._verify(
-            verification.Request(log_id=self.log_id, sid=sid, suspended_since=suspended_since, evolve=evolve)
+            Request(log_id=self.log_id, sid=sid, suspended_since=suspended_since, evolve=evolve)
         )
 
     @abstractmethod
-    async def _verify(self, request: verification.Request) -> dict[str, Any]: ...
+    async def _verify(self, request: Request) -> dict[str, Any]: ...

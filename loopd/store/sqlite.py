@@ -14,10 +14,11 @@ import anyio
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
-from loopd.store import verify as verification
+from loopd.store.faults import refusal
 from loopd.store.hop import close, hop
-from loopd.store.ledger import refusal
 from loopd.store.reading import Reading
+from loopd.store.request import Request
+from loopd.store.verify import run as run_verification
 from loopd.store.writer import Commits, Writer
 from loopd_protocol.errors import Refused
 
@@ -190,6 +191,11 @@ class SqliteStore(Reading):
         return Commits() if self._writer is None else self._writer.commits
 
     @property
+    def refused(self) -> Refused | None:
+        """Why nothing can be written any more, or None."""
+        return None if self._writer is None else self._writer.refused
+
+    @property
     def on_commit(self) -> Callable[[list[StoredEvent]], None] | None:
         """Called with the events of each committed group, in order."""
         return None if self._writer is None else self._writer.on_commit
@@ -235,11 +241,11 @@ class SqliteStore(Reading):
         finally:
             self._free.put_nowait(reader)
 
-    async def _verify(self, request: verification.Request) -> dict[str, Any]:
+    async def _verify(self, request: Request) -> dict[str, Any]:
         def work() -> dict[str, Any]:
             connection = opening.connect_reader(self.path)
             try:
-                return verification.run(connection, request)
+                return run_verification(connection, request)
             finally:
                 connection.close()
 

@@ -15,7 +15,6 @@ state per cron occurrence, I7 epochs never fall, I8 no hole, I9 refold = project
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -28,81 +27,11 @@ from loopd.store.invariants import SessionInvariants
 from loopd.store.ledger import unpacked
 from loopd.store.projection import Placed, Plan, decode_state
 from loopd.store.refold import Scratch
+from loopd.store.request import Findings, Request
+from loopd.store.rows import PAGE_ROWS, Row, rows_of_log, session_page
+from loopd.store.suspension import suspension
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
-
-PAGE_ROWS = 1_024
-FINDINGS_MAX = 100
-
-_ROW = "seq, sid, ss, epoch, boot, at_ms, kind, kv, turn, cause_seq, principal, body, body_sha, blob, h, sh"
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to verify.
-
-    Attributes:
-        suspended_since: with `sid`: prove contract 3 of the gate from this `seq` on.
-        evolve: `(session | None, event, *, ss, at_ms) -> Session`; None: the one in `loopd.core`.
-    """
-
-    log_id: str
-    sid: str | None = None
-    suspended_since: int | None = None
-    evolve: Callable[..., Session] | None = None
-
-
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One row of the journal as stored."""
-
-    seq: int
-    sid: int | None
-    ss: int
-    epoch: int
-    boot: int
-    at_ms: int
-    kind: str
-    kv: int
-    turn: int | None
-    cause_seq: int | None
-    principal: str
-    body: bytes | None
-    body_sha: bytes | None
-    blob: bytes | None
-    h: bytes
-    sh: bytes | None
-
-    def digest(self) -> bytes:
-        """The bytes that both chains hash."""
-        sha = sha256(self.body).digest() if self.body is not None else self.body_sha
-        return chain.row_bytes(
-            seq=self.seq,
-            sid=self.sid,
-            ss=self.ss,
-            epoch=self.epoch,
-            boot=self.boot,
-            at_ms=self.at_ms,
-            kv=self.kv,
-            turn=self.turn,
-            cause_seq=self.cause_seq,
-            kind=self.kind,
-            principal=self.principal,
-            body_sha=sha or b"",
-            blob=self.blob,
-        )
-
-
-class Findings:
-    """What does not verify; the first `FINDINGS_MAX` in full, the rest counted."""
-
-    def __init__(self) -> None:
-        self.listed: list[dict[str, Any]] = []
-        self.total = 0
-
-    def add(self, check: str, what: str, **where: Any) -> None:
-        """Note one finding. `where` names what it is about: seq, sid, ss, table."""
-        self.total += 1
-        if len(self.listed) < FINDINGS_MAX:
-            self.listed.append({"check": check, "what": what, **where})
 
 
 def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
@@ -161,21 +90,6 @@ def _number(connection: sqlite3.Connection, sid: str) -> int:
 # -- pass 1: the log --------------------------------------------------------------------------
 
 
-def rows_of_log(connection: sqlite3.Connection) -> Iterator[Row]:
-    """All rows in order of `seq`, page by page."""
-    after = -1
-    while True:
-        page = connection.execute(
-            f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
-            (after, PAGE_ROWS),
-        ).fetchall()
-        for values in page:
-            yield Row(*values)
-        if len(page) < PAGE_ROWS:
-            return
-        after = page[-1][0]
-
-
 def _log(connection: sqlite3.Connection, log_id: str, findings: Findings) -> int:
     previous = chain.log_genesis(log_id)
     expected, epoch, boot, count = 1, 0, 0, 0
@@ -226,16 +140,6 @@ def _frozen(connection: sqlite3.Connection, findings: Findings) -> None:
 # -- pass 2: sessions -------------------------------------------------------------------------
 
 
-def _session_page(connection: sqlite3.Connection, num: int, after: int) -> list[Row]:
-    return [
-        Row(*values)
-        for values in connection.execute(
-            f"SELECT {_ROW} FROM journal WHERE sid = ? AND ss > ? ORDER BY ss LIMIT ?",  # noqa: S608
-            (num, after, PAGE_ROWS),
-        )
-    ]
-
-
 def _session(connection: sqlite3.Connection, request: Request, num: int, sid: str, findings: Findings) -> int:
     evolve = request.evolve or core_evolve
     scratch = Scratch()
@@ -249,7 +153,7 @@ def _session(connection: sqlite3.Connection, request: Request, num: int, sid: st
             # Short pages; the last one and the comparison share one snapshot.
             connection.execute("BEGIN")
             try:
-                page = _session_page(connection, num, after)
+                page = session_page(connection, num, after)
                 before, placed = state, []
                 for row in page:
                     count += 1
@@ -393,80 +297,3 @@ def _check_blob(sha: bytes, codec: str, size: int, data: bytes, findings: Findin
         return
     if sha256(content).digest() != sha or len(content) != size:
         findings.add("blob", f"blob {sha.hex()} does not match its digest", **where)
-
-
-# -- contract 3 -------------------------------------------------------------------------------
-
-
-def suspension(
-    connection: sqlite3.Connection, num: int, request: Request, findings: Findings
-) -> dict[str, Any]:
-    """Contract 3 of the gate on the journal: no turn begins after `suspended_since` while it stands.
-
-    Returns:
-        `suspended_since`, `suspend_seq` and `hash` of the `gate.changed` that made it so, the turn that
-        was in flight, `lifted_seq` and `lifted_by` if it was lifted, `turns_after` (turns that began
-        in between; the proof is that there are none) and `checked_through`.
-    """
-    since = request.suspended_since or 0
-    where = {"sid": request.sid, "seq": since}
-    proof: dict[str, Any] = {
-        "suspended_since": since,
-        "suspend_seq": None,
-        "hash": None,
-        "turn_in_flight": None,
-        "lifted_seq": None,
-        "lifted_by": None,
-        "turns_after": 0,
-        "checked_through": since,
-    }
-    standing = False
-    running: int | None = None
-    suspend: Row | None = None
-    after = 0
-    while True:
-        page = _session_page(connection, num, after)
-        for row in page:
-            after = row.ss
-            if row.seq > since:
-                if not standing:
-                    break
-                proof["checked_through"] = row.seq
-            if row.kind == "turn.started":
-                if row.seq > since:
-                    proof["turns_after"] += 1
-                    findings.add(
-                        "contract 3", "a turn began during the suspension", sid=request.sid, seq=row.seq
-                    )
-                running = row.turn
-            elif row.kind in ("turn.completed", "turn.interrupted"):
-                running = None if row.seq <= since else running
-            elif row.kind == "gate.changed" and row.body is not None:
-                event = msgspec.json.decode(row.body, type=ev.GateChanged)
-                stands = any(hold.kind == "UserSuspend" for hold in event.holds)
-                if row.seq > since and ("UserSuspend" in event.removed or not stands):
-                    proof["lifted_seq"], proof["lifted_by"] = row.seq, f"{event.cause} by {event.by}"
-                    standing = False
-                    break
-                if row.seq <= since:
-                    if event.added is not None and event.added.kind == "UserSuspend":
-                        suspend = row
-                    elif not stands:
-                        suspend = None
-                    standing = stands
-                    if stands and suspend is None:
-                        suspend = row
-            if row.seq <= since:
-                proof["turn_in_flight"] = running
-        else:
-            if len(page) == PAGE_ROWS:
-                continue
-        break
-    if suspend is None:
-        findings.add("contract 3", f"no UserSuspend stood at seq {since}", **where)
-    else:
-        proof["suspend_seq"], proof["hash"] = suspend.seq, suspend.h.hex()
-        if proof["lifted_seq"] is None:
-            head = connection.execute("SELECT max(seq) FROM journal").fetchone()[0] or 0
-            proof["checked_through"] = max(proof["checked_through"], head)
-    return proof

@@ -24,8 +24,9 @@ import anyio
 import msgspec
 
 from loopd.core.writes import Append, Appended, StoredEvent
+from loopd.store.faults import refusal
 from loopd.store.hop import hop
-from loopd.store.ledger import Item, Ledger, refusal
+from loopd.store.ledger import Item, Ledger
 from loopd_protocol.errors import Refused
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,40 @@
+"""What is asked of a verification, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from loopd.core.state import Session
+
+FINDINGS_MAX = 100
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to verify.
+
+    Attributes:
+        suspended_since: with `sid`: prove contract 3 of the gate from this `seq` on.
+        evolve: `(session | None, event, *, ss, at_ms) -> Session`; None: the one in `loopd.core`.
+    """
+
+    log_id: str
+    sid: str | None = None
+    suspended_since: int | None = None
+    evolve: Callable[..., Session] | None = None
+
+
+class Findings:
+    """What does not verify; the first `FINDINGS_MAX` in full, the rest counted."""
+
+    def __init__(self) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self.total = 0
+
+    def add(self, check: str, what: str, **where: Any) -> None:
+        """Note one finding. `where` names what it is about: seq, sid, ss, table."""
+        self.total += 1
+        if len(self.listed) < FINDINGS_MAX:
+            self.listed.append({"check": check, "what": what, **where})

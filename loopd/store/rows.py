@@ -1,0 +1,81 @@
+"""The journal's rows as stored, read in pages for those who check them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from hashlib import sha256
+
+import msgspec
+
+from loopd.store import chain
+
+PAGE_ROWS = 1_024
+
+_ROW = "seq, sid, ss, epoch, boot, at_ms, kind, kv, turn, cause_seq, principal, body, body_sha, blob, h, sh"
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One row of the journal as stored."""
+
+    seq: int
+    sid: int | None
+    ss: int
+    epoch: int
+    boot: int
+    at_ms: int
+    kind: str
+    kv: int
+    turn: int | None
+    cause_seq: int | None
+    principal: str
+    body: bytes | None
+    body_sha: bytes | None
+    blob: bytes | None
+    h: bytes
+    sh: bytes | None
+
+    def digest(self) -> bytes:
+        """The bytes that both chains hash."""
+        sha = sha256(self.body).digest() if self.body is not None else self.body_sha
+        return chain.row_bytes(
+            seq=self.seq,
+            sid=self.sid,
+            ss=self.ss,
+            epoch=self.epoch,
+            boot=self.boot,
+            at_ms=self.at_ms,
+            kv=self.kv,
+            turn=self.turn,
+            cause_seq=self.cause_seq,
+            kind=self.kind,
+            principal=self.principal,
+            body_sha=sha or b"",
+            blob=self.blob,
+        )
+
+
+def session_page(connection: sqlite3.Connection, num: int, after: int) -> list[Row]:
+    """At most `PAGE_ROWS` rows of a session, in order of `ss`."""
+    return [
+        Row(*values)
+        for values in connection.execute(
+            f"SELECT {_ROW} FROM journal WHERE sid = ? AND ss > ? ORDER BY ss LIMIT ?",  # noqa: S608
+            (num, after, PAGE_ROWS),
+        )
+    ]
+
+
+def rows_of_log(connection: sqlite3.Connection) -> Iterator[Row]:
+    """All rows in order of `seq`, page by page."""
+    after = -1
+    while True:
+        page = connection.execute(
+            f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
+            (after, PAGE_ROWS),
+        ).fetchall()
+        for values in page:
+            yield Row(*values)
+        if len(page) < PAGE_ROWS:
+            return
+        after = page[-1][0]
