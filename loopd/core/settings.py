@@ -241,6 +241,22 @@ def settings_of(preset: str, overrides: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def settings_for(preset: str, overrides: Mapping[str, Any]) -> Settings:
+    """Like `settings_of`, remembering the result: for settings that were accepted once.
+
+    Raises:
+        Refused: as `settings_of`, for a session that another version of loopd created.
+    """
+    if not overrides:
+        return settings_of(preset, {})
+    return _remembered(preset, msgspec.json.encode(overrides, order="deterministic"))
+
+
+@functools.lru_cache(maxsize=1_024)
+def _remembered(preset: str, overrides: bytes) -> Settings:
+    return settings_of(preset, msgspec.json.decode(overrides))
+
+
 @functools.lru_cache(maxsize=1_024)
 def config_revision(settings: Settings) -> str:
     """16 hex digits that change iff a setting changes."""

@@ -36,11 +36,15 @@ REGISTRY: MappingProxyType[str, str] = MappingProxyType(
 )
 """Tool name in lower case → class."""
 
+_WRAPPER = (
+    r"(?:sudo|time|nice|uv run|poetry run|pdm run|hatch run|npx|bunx|coverage run|timeout \S+|env"
+    r"|python[\d.]*(?: -[a-ln-zA-Z]\w*(?: [^-\s]\S*)?)* -m|-m|\w+=\S*)\s+"
+)
 _TEST_COMMAND = re.compile(
-    r"(?:^|[;&|]\s*|\b(?:uv run|poetry run|npx|bunx?|python3?|-m|sudo|time|env)\s+)"
-    r"(?:pytest|py\.test|tox|nox|unittest|jest|vitest|mocha|ctest|rspec|phpunit"
+    rf"(?:^|[;&|(\n])\s*(?:{_WRAPPER})*"
+    r"(?:(?:\S*/)?(?:pytest|py\.test|tox|nox|unittest|jest|vitest|mocha|ctest|rspec|phpunit)"
     r"|(?:npm|pnpm|yarn|cargo|go|dotnet|swift|mix|sbt|gradle|\./gradlew|mvn|bazel|make|deno|bun)"
-    r"(?:\s+(?:run|-\S+))*\s+(?:test|check)\b)"
+    r"(?:\s+(?:run|-\S+))*\s+(?:test|check))(?=$|[\s;&|):])"
 )
 _COMMAND_KEYS = ("command", "cmd", "script", "input", "code")
 _COMMAND_CHARS = 2_000

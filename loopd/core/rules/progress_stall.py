@@ -4,7 +4,7 @@ A step counts against the turn unless something outside changed (the state finge
 successful result of at least `min_info_gain_chars` that this turn has not seen yet, or an edit or
 write succeeded. Three things neither count nor excuse: a step whose tools were withheld by the host,
 a sensor that worked before and failed now (unknown is never "no progress"), and other turns.
-A session that has no sensor at all is judged by its results.
+A session that has no sensor, or whose sensor failed 16 steps in a row, is judged by its results.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ _SEEN_RESULTS = 128
 """Results remembered in a turn; an older one is new again, which errs on the patient side."""
 
 _DIGEST_CHARS = 16
+_TOOLS = 32
+
+BLIND_STEPS = 16
+"""A sensor that fails this often in a row is given up; waiting for it would switch the rule off."""
 
 
 class ProgressStallParameters(Parameters, frozen=True, kw_only=True):
@@ -47,7 +51,8 @@ class ProgressStallState(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     Attributes:
         run: steps in a row without progress.
-        outside: last known state fingerprint, kept from turn to turn.
+        outside: last known state fingerprint, kept from turn to turn; None while there is no sensor.
+        blind: steps in a row whose fingerprint is unknown although one was known before.
         seen: digests of results of this turn.
         tools: names of the tools that the run called, at most 32.
     """
@@ -56,6 +61,7 @@ class ProgressStallState(msgspec.Struct, frozen=True, kw_only=True, omit_default
     first: int = 0
     tokens: int = 0
     outside: str | None = None
+    blind: int = 0
     seen: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
@@ -67,23 +73,25 @@ def observe(
     state: ProgressStallState, parameters: ProgressStallParameters, record: StepRecord
 ) -> tuple[ProgressStallState, Finding | None]:
     """Feed one step of the running turn."""
-    outside = record.state_fingerprint if record.state_fingerprint is not None else state.outside
-    changed = state.outside is not None and outside != state.outside
+    known = record.state_fingerprint
+    blind = state.blind + 1 if known is None and state.outside is not None else 0
+    outside = known
+    if 0 < blind < BLIND_STEPS:
+        outside = state.outside
+    changed = known is not None and state.outside is not None and known != state.outside
     gained, seen = _gain(state.seen, record.calls, parameters.min_info_gain_chars)
     if changed or gained:
-        return ProgressStallState(outside=outside, seen=seen), None
-    blind = record.state_fingerprint is None and state.outside is not None
-    if blind or record.tools_withheld:
-        if record.tokens and state.run:
-            return msgspec.structs.replace(state, tokens=state.tokens + record.tokens), None
-        return state, None
+        return ProgressStallState(outside=outside, blind=blind, seen=seen), None
+    if 0 < blind < BLIND_STEPS or record.tools_withheld:
+        tokens = state.tokens + record.tokens if state.run else 0
+        return msgspec.structs.replace(state, outside=outside, blind=blind, tokens=tokens), None
     after = ProgressStallState(
         run=state.run + 1,
         first=state.first if state.run else record.n,
         tokens=state.tokens + record.tokens,
         outside=outside,
         seen=seen,
-        tools=(*state.tools, *(call.name for call in record.calls))[-32:],
+        tools=(*state.tools, *(call.name for call in record.calls))[-_TOOLS:],
     )
     if after.run < parameters.threshold:
         return after, None
@@ -91,9 +99,10 @@ def observe(
 
 
 def begin_turn(state: ProgressStallState) -> ProgressStallState:
-    """A turn begins: everything but the last known state outside restarts."""
-    fresh = FRESH if state.outside is None else ProgressStallState(outside=state.outside)
-    return state if state == fresh else fresh
+    """A turn begins: everything but what is known of the outside restarts."""
+    if not (state.run or state.seen or state.tokens):
+        return state
+    return ProgressStallState(outside=state.outside, blind=state.blind)
 
 
 def _gain(
