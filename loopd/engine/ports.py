@@ -84,6 +84,18 @@ class Store(Protocol):
     def head(self) -> int:
         """Sequence number of the last committed event, 0 for none."""
 
+    @property
+    def boots(self) -> int:
+        """Number of this boot, from 1."""
+
+    @property
+    def epoch(self) -> int:
+        """Rises with each change of owner."""
+
+    @property
+    def frozen(self) -> bytes | None:
+        """Body of the `daemon.frozen` event that stands."""
+
     def submit(self, batch: Append) -> Future[Appended]:
         """Queue one atomic batch. Batches commit in the order of submission.
 
@@ -114,6 +126,9 @@ class Store(Protocol):
     async def session_tail(self, sid: str, *, kinds: Sequence[str], limit: int) -> list[StoredEvent]:
         """The last `limit` events of these kinds of one session, in order of `ss`."""
 
+    async def events_at(self, sid: str, numbers: Sequence[int]) -> list[StoredEvent]:
+        """Events of a session by their `ss`, in order."""
+
     async def blob(self, sha: str) -> bytes | None: ...
 
     async def turn_events(self, sid: str, n: int) -> list[StoredEvent]:
@@ -122,6 +137,9 @@ class Store(Protocol):
     async def last_turn_before(self, sid: str, seq: int) -> int | None: ...
 
     async def occurrences(self, sid: str, job: str | None, limit: int) -> list[dict[str, Any]]: ...
+
+    async def cron_jobs(self) -> list[dict[str, Any]]:
+        """All cron jobs of live sessions, as `cron.list` shows them."""
 
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Hash of the command, its stored result and its `seq`, for a key that was used before."""

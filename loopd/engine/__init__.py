@@ -1,0 +1,1 @@
+"""The engine: hosts sessions, interprets what the core decides, keeps time."""

@@ -1,0 +1,408 @@
+"""The dispatcher: one place where every command of every transport is carried out.
+
+Authorise, look up the idempotency key, check preconditions, find the session, let the core decide,
+answer when it is durable. Handlers of commands that only read are in `loopd.engine.queries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from loopd_protocol import commands as cm
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.sources import Source
+
+from loopd.core.access import Answer, Caller, authorize
+from loopd.core.goal import USER_CHANGES
+from loopd.core.inputs import (
+    Advanced,
+    CronChangeRequested,
+    CronPutRequested,
+    DropRequested,
+    EndRequested,
+    EnvelopeArrived,
+    GateExtendRequested,
+    GateOpenRequested,
+    GoalChangeRequested,
+    Input,
+    InterruptRequested,
+    SuspendRequested,
+    UnsuspendRequested,
+)
+from loopd.core.state import Session
+from loopd.core.writes import Idempotency
+from loopd.engine.queries import Queries
+from loopd.engine.router import Router
+from loopd.engine.views import cron_view, gate_view, goal_view, turn_view
+
+CRON_CHANGES = {
+    "cron.pause": "paused",
+    "cron.resume": "resumed",
+    "cron.remove": "removed",
+    "cron.run": "run",
+}
+Result = dict[str, Any]
+Stop = Callable[[str, int | None], None]
+"""(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """Optional preconditions of a mutating command."""
+
+    if_rev: int | None = None
+    if_gate_gen: int | None = None
+    if_turn: int | None = None
+
+    def check(self, session: Session) -> None:
+        """Compare with the session as it is.
+
+        Raises:
+            Refused: `precondition_failed` with both numbers.
+        """
+        turn = 0 if session.turn is None else session.turn.n
+        for name, asked, found in (
+            ("if_rev", self.if_rev, session.ss),
+            ("if_gate_gen", self.if_gate_gen, session.gate.gen),
+            ("if_turn", self.if_turn, turn),
+        ):
+            if asked is not None and asked != found:
+                raise Refused(
+                    "precondition_failed", f"{name} is {asked}; it is {found} now", path=f"$.{name}"
+                )
+
+
+class Keyed(msgspec.Struct, frozen=True):
+    """The idempotency key of a command, with the hash of the command."""
+
+    principal: str
+    key: str
+    command_sha256: str
+
+    def stored(self, result: Result) -> Idempotency:
+        """What is written with the command's effect."""
+        return Idempotency(
+            principal=self.principal,
+            key=self.key,
+            command_sha256=self.command_sha256,
+            result=msgspec.json.encode(result),
+        )
+
+
+class Dispatcher:
+    """Carries out commands; matches the server's port."""
+
+    def __init__(self, router: Router, queries: Queries, stop: Stop) -> None:
+        self._router = router
+        self._queries = queries
+        self._stop = stop
+        self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+
+    async def dispatch(
+        self,
+        command: cm.Command,
+        caller: Caller,
+        *,
+        key: str | None = None,
+        if_rev: int | None = None,
+        if_gate_gen: int | None = None,
+        if_turn: int | None = None,
+    ) -> Answer:
+        """Carry out one command.
+
+        Raises:
+            Refused: with a code of the registry; nothing was changed.
+        """
+        try:
+            authorize(caller, command)
+        except Refused as refusal:
+            denied = ev.CommandDenied(principal=caller.principal, cmd=command.type, code=refusal.code)
+            await self._router.say(denied, principal=caller.principal)
+            raise
+        conditions = Conditions(if_rev, if_gate_gen, if_turn)
+        mutating = command.type in cm.MUTATING or (isinstance(command, cm.Batch) and not command.dry_run)
+        if key is None or not mutating or isinstance(command, cm.Batch):
+            return await self._carry_out(command, caller, conditions, None)
+        return await self._once(command, caller, conditions, key)
+
+    async def _once(self, command: cm.Command, caller: Caller, conditions: Conditions, key: str) -> Answer:
+        digest = hashlib.sha256(msgspec.json.encode(command, order="deterministic")).hexdigest()
+        keyed = Keyed(caller.principal, key, digest)
+        place = (caller.principal, key)
+        while place in self._inflight:
+            await asyncio.wait([self._inflight[place]])
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._inflight[place] = future
+        try:
+            known = await self._router.store.idempotent(caller.principal, key)
+            if known is not None:
+                command_sha256, result, seq = known
+                if command_sha256 != digest:
+                    raise Refused("idempotency_conflict", f"key {key!r} was used for another command")
+                return Answer(seq=seq, result=msgspec.json.decode(result), dup=True)
+            return await self._carry_out(command, caller, conditions, keyed)
+        finally:
+            del self._inflight[place]
+            future.cancel()
+
+    async def _carry_out(
+        self, command: cm.Command, caller: Caller, conditions: Conditions, keyed: Keyed | None
+    ) -> Answer:
+        match command:
+            case cm.SessionCreate():
+                return await self._create(command, caller, keyed)
+            case cm.Batch():
+                return await self._batch(command, caller)
+            case cm.DaemonFreeze() | cm.DaemonUnfreeze() | cm.DaemonDrain() | cm.DaemonStop():
+                return await self._house(command, caller, keyed)
+        if command.type not in cm.MUTATING:
+            return await self._queries.answer(command)
+        if self._router.draining:
+            raise Refused(
+                "draining", "the daemon is about to stop; nothing was accepted", retry_after_ms=5_000
+            )
+        if isinstance(command, cm.Send) and command.dedupe is not None:
+            return await self._send_once(command, caller, conditions)
+        return await self._change(command, caller, conditions, keyed)
+
+    async def snapshot(self, selector: Any) -> tuple[int, list[Result]]:
+        """The selected sessions and the `seq` that they include; see the server's port."""
+        return await self._queries.snapshot(selector)
+
+    # -- one session ------------------------------------------------------------------------
+
+    async def _change(
+        self, command: cm.Command, caller: Caller, conditions: Conditions, keyed: Keyed | None
+    ) -> Answer:
+        loop = await self._router.loop_of(command.sid)  # type: ignore[attr-defined]
+        conditions.check(loop.session)
+        given = _input_of(command, caller)
+        before = loop.session
+        result: Result = {}
+
+        def describe(advanced: Advanced) -> Idempotency | None:
+            result.update(_result_of(command, before, advanced))
+            return None if keyed is None else keyed.stored(result)
+
+        pending = loop.apply(given, principal=caller.principal, answer=describe)
+        if not result:
+            describe(pending.advanced)
+        await pending.committed()
+        seq = self._router.store.head if pending.appended is None else pending.appended.last
+        if before.turn is not None and loop.session.turn is None:
+            result["stopped"] = await loop.stopped()
+        return Answer(seq=seq, rev=pending.advanced.session.ss, result={**result, "seq": seq})
+
+    async def _send_once(self, command: cm.Send, caller: Caller, conditions: Conditions) -> Answer:
+        """A sender's `dedupe` is a key of its own: per session, whoever sends and however often."""
+        inner = msgspec.structs.replace(command, dedupe=None)
+        sid = self._router.resolve(command.sid)
+        owner = Caller(principal=f"dedupe:{sid}", scopes=caller.scopes, source=caller.source)
+        place = (owner.principal, str(command.dedupe))
+        while place in self._inflight:
+            await asyncio.wait([self._inflight[place]])
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._inflight[place] = future
+        try:
+            known = await self._router.store.idempotent(*place)
+            if known is not None:
+                return Answer(seq=known[2], result=msgspec.json.decode(known[1]), dup=True)
+            digest = hashlib.sha256(msgspec.json.encode(inner, order="deterministic")).hexdigest()
+            return await self._change(command, caller, conditions, Keyed(*place, digest))
+        finally:
+            del self._inflight[place]
+            future.cancel()
+
+    # -- creating, many, all ------------------------------------------------------------------
+
+    async def _create(self, command: cm.SessionCreate, caller: Caller, keyed: Keyed | None) -> Answer:
+        if self._router.draining:
+            raise Refused(
+                "draining", "the daemon is about to stop; nothing was accepted", retry_after_ms=5_000
+            )
+
+        def describe(sid: str, name: str) -> Idempotency | None:
+            return None if keyed is None else keyed.stored({"sid": sid, "name": name})
+
+        loop, pending = await self._router.create(
+            name=command.name,
+            driver=msgspec.to_builtins(command.driver),
+            goal=command.goal,
+            workspace=command.workspace,
+            labels=command.labels,
+            preset=command.preset,
+            overrides=command.set,
+            principal=caller.principal,
+            answer=describe,
+        )
+        assert pending.appended is not None
+        seq = pending.appended.last
+        result = {"sid": loop.session.sid, "name": loop.session.name, "seq": seq}
+        return Answer(seq=seq, rev=loop.session.ss, result=result)
+
+    async def _batch(self, command: cm.Batch, caller: Caller) -> Answer:
+        selector = command.selector
+        rows = self._router.select(selector.labels, selector.sids, ended=selector.ended)
+        names = [{"sid": row.sid, "name": row.name} for row in rows]
+        if command.dry_run:
+            return Answer(seq=self._router.store.head, result={"would": names})
+        results = []
+        for row in rows:
+            one = msgspec.structs.replace(command.cmd, sid=row.sid)
+            try:
+                answer = await self._carry_out(one, caller, Conditions(), None)
+            except Refused as refusal:
+                error = {"code": refusal.code, "message": refusal.message}
+                results.append({"sid": row.sid, "name": row.name, "ok": False, "error": error})
+            else:
+                results.append(
+                    {"sid": row.sid, "name": row.name, "ok": True, "seq": answer.seq, "r": answer.result}
+                )
+        return Answer(seq=self._router.store.head, result={"results": results})
+
+    async def _house(self, command: cm.Command, caller: Caller, keyed: Keyed | None) -> Answer:
+        router = self._router
+        by = caller.principal
+        interrupted = 0
+        match command:
+            case cm.DaemonFreeze():
+                result: Result = {"frozen": True}
+                stored = None if keyed is None else keyed.stored(result)
+                frozen = ev.DaemonFrozen(by=by, reason=command.reason)
+                # closed before it is durable: from here on nothing is admitted, whatever comes first
+                was, router.frozen = router.frozen, True
+                try:
+                    seq = (await router.say(frozen, principal=by, idempotency=stored)).last
+                except Refused:
+                    router.frozen = was
+                    raise
+                if command.interrupt:
+                    interrupted = await router.cut_all("freeze", by=by)
+                return Answer(seq=seq, result={**result, "interrupted": interrupted, "seq": seq})
+            case cm.DaemonUnfreeze():
+                result = {"frozen": False}
+                if not router.frozen:
+                    return Answer(seq=router.store.head, result=result)
+                stored = None if keyed is None else keyed.stored(result)
+                seq = (await router.say(ev.DaemonUnfrozen(by=by), principal=by, idempotency=stored)).last
+                router.frozen = False
+                await router.reconsider()
+                return Answer(seq=seq, result={**result, "seq": seq})
+            case cm.DaemonDrain():
+                router.draining = True
+                self._stop("drain", command.budget_ms)
+                return Answer(
+                    seq=router.store.head, result={"draining": True, "running": len(router.running())}
+                )
+            case _:
+                router.draining = True
+                self._stop("stop", 0)
+                return Answer(
+                    seq=router.store.head, result={"stopping": True, "running": len(router.running())}
+                )
+
+
+def _input_of(command: cm.Command, caller: Caller) -> Input:
+    by = caller.principal
+    match command:
+        case cm.Send():
+            source = caller.source if caller.source is not Source.SYSTEM else Source.CHANNEL
+            return EnvelopeArrived(source=source, text=command.text, by=by, dedupe=command.dedupe)
+        case cm.Suspend():
+            return SuspendRequested(
+                by=by,
+                reason=command.reason,
+                until_ms=command.until_ms,
+                mode=command.mode,
+                quarantine=command.quarantine,
+            )
+        case cm.Unsuspend():
+            return UnsuspendRequested(by=by)
+        case cm.Interrupt():
+            return InterruptRequested(
+                by=by, reason=command.reason, for_ms=command.for_ms, suspend=command.suspend
+            )
+        case cm.GateOpen():
+            return GateOpenRequested(by=by, kind=command.kind)
+        case cm.GateExtend():
+            return GateExtendRequested(by=by, kind=command.kind, until_ms=command.until_ms)
+        case cm.GoalSet():
+            return GoalChangeRequested(by=by, status="active", text=command.text)
+        case cm.GoalPause() | cm.GoalResume() | cm.GoalInfeasible() | cm.GoalComplete() | cm.GoalClear():
+            note = getattr(command, "reason", "")
+            return GoalChangeRequested(by=by, status=USER_CHANGES[command.type], note=note)
+        case cm.CronPut():
+            return CronPutRequested(
+                by=by,
+                job=command.job,
+                expr=command.expr,
+                text=command.text,
+                tz=command.tz,
+                missed=command.missed,
+                catchup_ms=command.catchup_ms,
+            )
+        case cm.CronPause() | cm.CronResume() | cm.CronRemove() | cm.CronRun():
+            change = CRON_CHANGES[command.type]
+            return CronChangeRequested(by=by, job=command.job, change=change)  # type: ignore[arg-type]
+        case cm.InboxDrop():
+            return DropRequested(by=by, id=command.id)
+        case cm.SessionEnd():
+            return EndRequested(by=by, reason=command.reason)
+    raise Refused("unknown_type", f"no handler for {command.type!r}")
+
+
+def _result_of(command: cm.Command, before: Session, advanced: Advanced) -> Result:
+    session = advanced.session
+    result: Result = {"sid": session.sid}
+    match command:
+        case cm.Send():
+            held = next(
+                (e for e in advanced.events if isinstance(e, ev.EnvelopeHeld) and e.id == advanced.envelope),
+                None,
+            )
+            result |= {"id": advanced.envelope, "held": held is not None, "by": list(held.by) if held else []}
+        case cm.Suspend():
+            will = {"after_turn": "finish", "interrupt": "interrupt", "kill": "kill"}[command.mode]
+            result |= {**gate_view(session), "turn": turn_view(before, will)}
+        case cm.Unsuspend() | cm.GateOpen() | cm.GateExtend():
+            gone = [k for e in advanced.events if isinstance(e, ev.GateChanged) for k in e.removed]
+            result |= {**gate_view(session), "removed": gone, "turn": turn_view(session)}
+        case cm.Interrupt():
+            hold = next((h for h in session.gate.holds if h.kind == "Interrupted"), None)
+            resumes = None if command.suspend or hold is None else hold.until_ms
+            result |= {**gate_view(session), "turn": turn_view(before, "interrupt"), "resumes_ms": resumes}
+        case (
+            cm.GoalSet()
+            | cm.GoalPause()
+            | cm.GoalResume()
+            | cm.GoalInfeasible()
+            | cm.GoalComplete()
+            | cm.GoalClear()
+        ):
+            result["goal"] = goal_view(session)
+        case cm.CronPut() | cm.CronPause() | cm.CronResume() | cm.CronRemove() | cm.CronRun():
+            result |= _cron_result(command, advanced)
+        case cm.SessionEnd():
+            result |= {"status": session.status, "stop_reason": session.stop_reason}
+        case _:
+            pass
+    return result
+
+
+def _cron_result(command: Any, advanced: Advanced) -> Result:
+    job = next((j for j in advanced.session.crons if j.job == command.job), None)
+    result: Result = {"job": None if job is None else cron_view(advanced.session.sid, job)}
+    if isinstance(command, cm.CronRun):
+        held = next(
+            (e for e in advanced.events if isinstance(e, ev.EnvelopeHeld) and e.id == advanced.envelope), None
+        )
+        result |= {
+            "envelope": advanced.envelope,
+            "held": held is not None,
+            "by": list(held.by) if held else [],
+        }
+    return result

@@ -1,0 +1,108 @@
+"""A turn that runs now: the host that its driver talks to, and the scope that ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import ToolCall
+
+from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
+from loopd.core.inputs import AgentAsked, EffectEnded, EffectIntended, RetryReported, StepReported
+from loopd.engine.history import inline, sha256
+
+if TYPE_CHECKING:
+    from loopd.engine.session_loop import SessionLoop
+
+PARTIAL_CHARS = 1_000_000
+"""Streamed text of a step that is kept for the case of an interruption; the rest is not."""
+
+
+class LiveTurn:
+    """Implements the port `TurnHost` for one turn.
+
+    Attributes:
+        scope: cancel it to stop the driver at once.
+        finished: set when the driver has really stopped and nothing of the turn runs any more.
+        partial: text streamed so far in the running step.
+        phase: `model` or `tool`.
+    """
+
+    def __init__(self, loop: SessionLoop, request: TurnRequest) -> None:
+        self._loop = loop
+        self.request = request
+        self.n = request.n
+        self.scope = anyio.CancelScope()
+        self.finished = anyio.Event()
+        self.phase = "model"
+        self.cut = False
+        self.after: anyio.Event | None = None
+        self._chunks: list[str] = []
+        self._chars = 0
+
+    @property
+    def partial(self) -> str:
+        """Text streamed so far in the running step."""
+        if len(self._chunks) > 1:
+            self._chunks = ["".join(self._chunks)]
+        return self._chunks[0] if self._chunks else ""
+
+    def delta(self, text: str) -> None:
+        """See the port."""
+        if self.cut or not text:
+            return
+        if self._chars < PARTIAL_CHARS:
+            self._chunks.append(text[: PARTIAL_CHARS - self._chars])
+            self._chars += len(text)
+        self._loop.told(self.n, text)
+
+    async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
+        """See the port."""
+        self._forget_partial()
+        given = RetryReported(n=self.n, attempt=attempt, cause=cause[:200], delay_ms=delay_ms)
+        await self._loop.apply(given).committed()
+
+    async def intent(self, call: ToolCall) -> None:
+        """See the port."""
+        given = EffectIntended(
+            n=self.n,
+            call=call.id[:100],
+            tool=call.name[:200],
+            args_sha256=sha256(msgspec.json.encode(call.args, order="sorted")),
+            tool_class=call.tool_class,
+        )
+        done = await self._loop.apply(given).committed()
+        if done.stop:
+            raise Refused("gate_closed", "the turn is over; the tool must not run")
+        self.phase = "tool"
+
+    async def outcome(self, call: ToolCall, outcome: str) -> None:
+        """See the port."""
+        self.phase = "model"
+        await self._loop.apply(EffectEnded(n=self.n, call=call.id[:100], outcome=outcome)).committed()
+
+    async def ask(self, request: AgentRequest) -> AgentReply:
+        """See the port."""
+        done = await self._loop.apply(AgentAsked(n=self.n, request=request)).committed()
+        assert done.reply is not None
+        return done.reply
+
+    async def step(self, done: StepDone) -> Directive:
+        """See the port."""
+        done, text_blob, blobs = inline(done)
+        pending = self._loop.apply(
+            StepReported(n=self.n, done=done, text_blob=text_blob), blobs=blobs, keeps_messages=True
+        )
+        self._forget_partial()
+        advanced = await pending.committed()
+        return Directive(
+            stop=advanced.stop,
+            messages=pending.messages,
+            tools_withheld=self._loop.session.withhold_tools,
+        )
+
+    def _forget_partial(self) -> None:
+        self._chunks.clear()
+        self._chars = 0

@@ -1,0 +1,291 @@
+"""Commands that only read: lists, reasons, history, what the model saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from loopd_protocol import commands as cm
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+
+from loopd.core import schedule
+from loopd.core.access import Answer
+from loopd.core.conversation import Message, TurnRequest
+from loopd.core.writes import StoredEvent
+from loopd.engine.history import Manifest, content_digest, messages_of, sha256, step_messages
+from loopd.engine.router import Router, blob_names
+from loopd.engine.views import (
+    cron_view,
+    event_view,
+    gate_view,
+    row_view,
+    session_view,
+    waiting_view,
+    why_view,
+)
+
+Result = dict[str, Any]
+StatusSource = Callable[[], Result]
+
+
+class Queries:
+    """Answers from rows, loaded sessions and the journal; changes nothing."""
+
+    def __init__(self, router: Router, status: StatusSource) -> None:
+        self._router = router
+        self._store = router.store
+        self._status = status
+
+    async def answer(self, command: cm.Command) -> Answer:
+        """Carry out one reading command."""
+        head = self._store.head
+        match command:
+            case cm.DaemonStatus():
+                result = self._status()
+            case cm.SessionList():
+                result = await self._list(command)
+            case cm.SessionGet():
+                result = session_view((await self._router.loop_of(command.sid)).durable)
+            case cm.GateGet():
+                session = (await self._router.loop_of(command.sid)).durable
+                result = {"sid": session.sid, **gate_view(session)}
+            case cm.Why():
+                session = (await self._router.loop_of(command.sid)).durable
+                result = why_view(session, self._router.closed_by)
+            case cm.InboxList():
+                result = await self._inbox(command)
+            case cm.CronList():
+                result = await self._crons(command)
+            case cm.CronNext():
+                result = await self._cron_next(command)
+            case cm.CronHistory():
+                sid = self._router.resolve(command.sid)
+                result = {"occurrences": await self._store.occurrences(sid, command.job, command.limit)}
+            case cm.HistoryPage():
+                result = await self._history(command)
+            case cm.TurnGet():
+                result = await self._turn(command)
+            case cm.Verify():
+                whose = None if command.sid is None else self._router.resolve(command.sid)
+                result = await self._store.verify(sid=whose, suspended_since=command.suspended_since)
+            case _:
+                raise Refused("unknown_type", f"no handler for {command.type!r}")
+        return Answer(seq=head, result=result)
+
+    async def snapshot(self, selector: Any) -> tuple[int, list[Result]]:
+        """Selected sessions and the `seq` up to which they include everything."""
+        sids = tuple(getattr(selector, "sids", ()) or ())
+        labels = dict(getattr(selector, "labels", {}) or {})
+        seq = self._store.head
+        rows = self._router.select(labels, sids, ended=bool(sids))
+        return seq, [row_view(row) for row in rows]
+
+    async def _list(self, command: cm.SessionList) -> Result:
+        selector = command.selector
+        rows = self._router.select(selector.labels, selector.sids, ended=selector.ended)
+        match command.sort:
+            case "name":
+                rows.sort(key=lambda row: row.name)
+            case "stagnation":
+                rows.sort(key=lambda row: (-max(row.repeat_streak, row.barren_streak), row.progress_ms))
+            case _:
+                rows.sort(key=lambda row: row.num)
+        names = [row.sid for row in rows]
+        start = 0
+        if command.after is not None:
+            start = names.index(command.after) + 1 if command.after in names else len(names)
+        page = rows[start : start + command.limit]
+        views = []
+        for row in page:
+            view = row_view(row)
+            if row.holds or row.goal or row.running:
+                session = (await self._router.loop_of(row.sid)).durable
+                full = session_view(session)
+                view |= {key: full[key] for key in ("gate", "holds", "goal", "turn", "tokens")}
+            else:
+                view |= {"holds": [], "goal": None, "turn": None}
+            views.append(view)
+        more = start + command.limit < len(rows)
+        return {"sessions": views, "next": page[-1].sid if more and page else None}
+
+    async def _inbox(self, command: cm.InboxList) -> Result:
+        session = (await self._router.loop_of(command.sid)).durable
+        kinds = tuple(hold.kind for hold in session.gate.holds)
+        by = (*kinds, self._router.closed_by) if self._router.closed_by else kinds
+        stored = await self._store.events_at(session.sid, [w.ss for w in session.inbox])
+        texts = {event.ss: msgspec.json.decode(event.body).get("text", "") for event in stored}
+        envelopes = [{**waiting_view(w, by), "text": texts.get(w.ss, "")} for w in session.inbox]
+        return {"sid": session.sid, "envelopes": envelopes}
+
+    async def _crons(self, command: cm.CronList) -> Result:
+        if command.sid is not None:
+            session = (await self._router.loop_of(command.sid)).durable
+            return {"jobs": [cron_view(session.sid, job) for job in session.crons]}
+        return {"jobs": await self._store.cron_jobs()}
+
+    async def _cron_next(self, command: cm.CronNext) -> Result:
+        now = self._router.clock.now_ms()
+        if command.expr is not None:
+            return {"next": schedule.upcoming(command.expr, command.tz, now, command.count)}
+        if command.sid is None or command.job is None:
+            raise Refused("invalid", "expected either expr, or sid and job")
+        session = (await self._router.loop_of(command.sid)).durable
+        job = next((j for j in session.crons if j.job == command.job), None)
+        if job is None:
+            raise Refused("not_found", f"session {session.name!r} has no cron job {command.job!r}")
+        return {"next": [] if job.paused else schedule.upcoming(job.expr, job.tz, now, command.count)}
+
+    async def _history(self, command: cm.HistoryPage) -> Result:
+        sid = None if command.sid is None else self._router.resolve(command.sid)
+        newest = command.after is None
+        stored = await self._store.page(
+            sid=sid,
+            after=command.after,
+            before=command.before,
+            limit=command.limit + 1,
+            kinds=command.kinds,
+            newest=newest,
+        )
+        more = len(stored) > command.limit
+        page = stored[-command.limit :] if newest else stored[: command.limit]
+        return {"events": [event_view(event) for event in page], "more": more}
+
+    # -- turns ------------------------------------------------------------------------------
+
+    async def _turn(self, command: cm.TurnGet) -> Result:
+        loop = await self._router.loop_of(command.sid)
+        session = loop.durable
+        n = session.turns if command.n is None else command.n
+        if not 1 <= n <= session.turns:
+            raise Refused(
+                "not_found", f"turn {n} of {session.name!r}; it has turns 1 to {session.turns}", path="$.n"
+            )
+        stored = await self._store.turn_events(session.sid, n)
+        view: Result = {"sid": session.sid, "n": n, "outcome": "running", "steps": [], "envelopes": []}
+        for event in stored:
+            body = msgspec.json.decode(event.body)
+            match event.kind:
+                case "turn.started":
+                    view |= {
+                        "trigger": body["trigger"],
+                        "started_ms": event.at_ms,
+                        "prompt_text": body.get("prompt"),
+                    }
+                    view |= {"manifest": body.get("manifest"), "seq": event.seq}
+                case "turn.step":
+                    view["steps"].append({"seq": event.seq, "at_ms": event.at_ms, **body})
+                case "turn.completed":
+                    view |= {
+                        "outcome": body["outcome"],
+                        "ended_ms": event.at_ms,
+                        "error": body.get("error", ""),
+                    }
+                case "turn.interrupted":
+                    view |= {"outcome": "interrupted", "ended_ms": event.at_ms, "cause": body["cause"]}
+                    view |= {"partial": body.get("partial", "")}
+                case "envelope.accepted":
+                    view["envelopes"].append({"seq": event.seq, **body})
+                case "degeneration.detected" | "gate.changed":
+                    view.setdefault("findings", []).append({"seq": event.seq, **body})
+                case _:
+                    pass
+        if command.prompt:
+            view["prompt"] = await self._prompt(session.sid, n, command.step, stored, view.get("manifest"))
+        return view
+
+    async def _prompt(
+        self, sid: str, n: int, step: int, stored: list[StoredEvent], manifest_sha: str | None
+    ) -> Result:
+        """Rebuild what the model saw before step `step` of turn `n` from the manifest and the journal."""
+        data = None if manifest_sha is None else await self._store.blob(manifest_sha)
+        if data is None:
+            raise Refused("not_found", f"the manifest of turn {n} is not stored any more")
+        manifest = msgspec.json.decode(data, type=Manifest)
+        messages, missing = await self._messages(sid, manifest)
+        done = [e for e in stored if e.kind == "turn.step"]
+        if not 1 <= step <= max(1, len(done) + 1):
+            raise Refused("not_found", f"step {step} of turn {n}; it has {len(done)} steps", path="$.step")
+        later = await self._later(sid, stored, step)
+        request = TurnRequest(
+            sid=sid,
+            n=n,
+            trigger=ev.decode(next(e for e in stored if e.kind == "turn.started").body).trigger,  # type: ignore[attr-defined]
+            messages=(*messages, *later),
+            workspace=(await self._router.loop_of(sid)).durable.workspace,
+            tools_withheld=self._withheld(manifest, done, step),
+            turns_seen=n - 1,
+        )
+        rendered = await self._rendered(sid, request)
+        recorded = ev.decode(done[step - 1].body).request_sha256 if step <= len(done) else None  # type: ignore[attr-defined]
+        return {
+            "step": step,
+            "messages": [msgspec.to_builtins(m) for m in request.messages],
+            "missing": missing,
+            "request": None if rendered is None else rendered.decode("utf-8", "replace"),
+            "request_sha256": None if rendered is None else sha256(rendered),
+            "recorded_sha256": recorded,
+        }
+
+    @staticmethod
+    def _withheld(manifest: Manifest, done: list[StoredEvent], step: int) -> bool:
+        if step == 1:
+            return manifest.tools_withheld
+        if step <= len(done):
+            return bool(msgspec.json.decode(done[step - 1].body).get("tools_withheld", False))
+        return False
+
+    async def _rendered(self, sid: str, request: TurnRequest) -> bytes | None:
+        session = (await self._router.loop_of(sid)).durable
+        driver = self._router.make_driver(sid, session.driver, session.workspace)
+        try:
+            return driver.render(request)
+        finally:
+            await driver.aclose()
+
+    async def _messages(self, sid: str, manifest: Manifest) -> tuple[list[Message], list[int]]:
+        numbers = sorted({row[0] for row in manifest.messages if row[0]})
+        found: dict[tuple[int, str, str | None], Message] = {}
+        for stored in await self._store.events_at(sid, numbers):
+            event = ev.decode(stored.body)
+            for message in messages_of(event, stored.ss, await self._blobs(event)):
+                found[message.ss, message.role, message.call_id] = message
+        messages: list[Message] = []
+        missing: list[int] = []
+        for ss, role, source, ephemeral, digest, call_id in manifest.messages:
+            if ss == 0:
+                text = await self._store.blob(digest)
+                messages.append(Message(ss=0, role="system", source=source, text=(text or b"").decode()))
+                continue
+            known = found.get((ss, role, call_id))
+            if known is None or content_digest(known) != digest:
+                missing.append(ss)
+                continue
+            messages.append(msgspec.structs.replace(known, ephemeral=ephemeral))
+        return messages, missing
+
+    async def _later(self, sid: str, stored: list[StoredEvent], step: int) -> tuple[Message, ...]:
+        """Messages that steps before `step` and notices inside the turn added."""
+        added: list[Message] = []
+        steps = 0
+        for item in stored:
+            event = ev.decode(item.body)
+            if isinstance(event, ev.TurnStep):
+                steps += 1
+                if steps >= step:
+                    break
+                added.extend(step_messages(event, item.ss, await self._blobs(event)))
+            elif isinstance(event, ev.EnvelopeDelivered):
+                number = int(event.id.rsplit("_", 1)[1])
+                for accepted in await self._store.events_at(sid, [number]):
+                    added.extend(messages_of(ev.decode(accepted.body), accepted.ss, {}))
+        return tuple(added)
+
+    async def _blobs(self, event: ev.Event) -> dict[str, bytes]:
+        blobs: dict[str, bytes] = {}
+        for digest in blob_names(event):
+            data = await self._store.blob(digest)
+            if data is not None:
+                blobs[digest] = data
+        return blobs

@@ -1,0 +1,418 @@
+"""Which session? Keeps all sessions as passive rows and loads the ones that have work.
+
+A session that waits is a row of plain values and at most one entry in the deadline heap: no task, no
+history, no driver. It is loaded when something arrives or comes due, and unloaded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+
+from loopd.core.evolution import evolve
+from loopd.core.inputs import (
+    Advanced,
+    CutRequested,
+    GoalChangeRequested,
+    House,
+    Reconsidered,
+    Recovered,
+    Ticked,
+)
+from loopd.core.passive import passive_row
+from loopd.core.session import advance
+from loopd.core.settings import settings_for, settings_of
+from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
+from loopd.engine.history import KINDS, History
+from loopd.engine.live_turn import LiveTurn
+from loopd.engine.ports import Clock, DriverFactory, Store
+from loopd.engine.session_loop import Pending, SessionLoop
+from loopd.engine.timers import Timers
+
+logger = logging.getLogger("loopd.engine")
+
+LOADED_IDLE_MAX = 256
+"""Idle sessions that stay in memory; more are unloaded, the longest unused first."""
+
+HISTORY_EVENTS = 2_000
+"""Newest events of a session that are read when it is loaded."""
+
+BOOT_SPREAD_MS = 5_000
+"""Deadlines that passed while the daemon was down are spread over at most this time."""
+
+DeltaSink = Callable[[str, int, str], None]
+
+
+class Router:
+    """Hosts all sessions of one daemon.
+
+    Attributes:
+        rows: passive row of every session, by sid.
+        closed_by: `freeze` or `drain` while no session may admit work.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        make_driver: DriverFactory,
+        on_delta: DeltaSink,
+        concurrent_turns: int = 64,
+        max_sessions: int = 100_000,
+        crash_loop_boots: int = 3,
+        default_preset: str = "published",
+        default_overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.make_driver = make_driver
+        self.told: DeltaSink = on_delta
+        self.timers = Timers(clock)
+        self.rows: dict[str, PassiveRow] = {}
+        self.frozen = False
+        self.draining = False
+        self.crash_loop_boots = crash_loop_boots
+        self.recovered = 0
+        self._default_preset = default_preset
+        self._default_overrides = dict(default_overrides or {})
+        self._max_sessions = max_sessions
+        self._names: dict[str, str] = {}
+        self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
+        self._loading: dict[str, asyncio.Future[SessionLoop]] = {}
+        self._places = anyio.CapacityLimiter(concurrent_turns)
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._next_num = 1
+        self._live = 0
+
+    @property
+    def closed_by(self) -> str | None:
+        """Why no session admits work, or None."""
+        if self.draining:
+            return "drain"
+        return "freeze" if self.frozen else None
+
+    # -- life -----------------------------------------------------------------------------
+
+    async def open(self, tasks: anyio.abc.TaskGroup, *, frozen: bool) -> None:
+        """Read all sessions, recover those that were in the middle of a turn, arm the deadlines."""
+        self._tasks = tasks
+        self.frozen = frozen
+        now = self.clock.now_ms()
+        running = []
+        for row in await self.store.directory():
+            self._remember(row)
+            self._next_num = max(self._next_num, row.num + 1)
+            if row.running:
+                running.append(row.sid)
+            elif row.deadline_ms is not None:
+                late = row.deadline_ms <= now
+                self.timers.arm(row.sid, now + random.randrange(BOOT_SPREAD_MS) if late else row.deadline_ms)
+        for sid in running:
+            await self._load(sid)
+            self.recovered += 1
+
+    async def run(self) -> None:
+        """Carry out deadlines, for ever."""
+        await self.timers.run(self._fire)
+
+    async def aclose(self) -> None:
+        """Release all drivers."""
+        for loop in list(self._loaded.values()):
+            await loop.aclose()
+
+    async def _fire(self, due: list[str]) -> None:
+        for sid in due:
+            try:
+                await (await self.loop_of(sid)).apply(Ticked()).committed()
+            except Refused as refusal:
+                logger.error("deadline not carried out", extra={"sid": sid, "code": refusal.code})
+                self.timers.arm(sid, self.clock.now_ms() + 1_000)
+            else:
+                self._rearm(sid)
+
+    # -- finding and loading ----------------------------------------------------------------
+
+    def resolve(self, ref: str) -> str:
+        """The sid of a session by its sid or, for live ones, its name.
+
+        Raises:
+            Refused: `not_found`.
+        """
+        if ref in self.rows:
+            return ref
+        sid = self._names.get(ref)
+        if sid is None:
+            raise Refused("not_found", f"no session {ref!r}; `loopctl ps` lists them", path="$.sid")
+        return sid
+
+    async def loop_of(self, ref: str) -> SessionLoop:
+        """The loaded session.
+
+        Raises:
+            Refused: `not_found`, or a storage code when it cannot be read.
+        """
+        sid = self.resolve(ref)
+        loop = self._loaded.get(sid)
+        if loop is not None:
+            self._loaded.move_to_end(sid)
+            return loop
+        return await self._load(sid)
+
+    async def _load(self, sid: str) -> SessionLoop:
+        waiting = self._loading.get(sid)
+        if waiting is not None:
+            return await asyncio.shield(waiting)
+        future: asyncio.Future[SessionLoop] = asyncio.get_running_loop().create_future()
+        self._loading[sid] = future
+        try:
+            loop = await self._read(sid)
+        except BaseException as error:
+            future.set_exception(error)
+            future.exception()  # retrieved: there may be nobody else waiting
+            raise
+        else:
+            self._loaded[sid] = loop
+            future.set_result(loop)
+        finally:
+            del self._loading[sid]
+        self._unload_idle()
+        if loop.session.turn is not None:
+            given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
+            await loop.apply(given, principal="daemon").committed()
+        return loop
+
+    async def _read(self, sid: str) -> SessionLoop:
+        session = await self.store.load_session(sid)
+        if session is None:
+            raise Refused("corrupt", f"session {sid!r} is listed but has no stored state")
+        history = History(context_bytes=int(session.driver.get("context_bytes") or 200_000))
+        tail = await self.store.session_tail(sid, kinds=KINDS, limit=HISTORY_EVENTS)
+        first = tail[0].ss if tail else session.ss + 1
+        older = [w.ss for w in session.inbox if w.ss < first]
+        earlier = await self.store.events_at(sid, older) if older else []
+        blobs: dict[str, bytes] = {}
+        for stored in (*earlier, *tail):
+            event = ev.decode(stored.body)
+            for digest in blob_names(event):
+                data = await self.store.blob(digest)
+                if data is not None:
+                    blobs[digest] = data
+            history.feed(event, stored.ss, blobs)
+        return SessionLoop(self, session, history)
+
+    def _unload_idle(self) -> None:
+        surplus = len(self._loaded) - LOADED_IDLE_MAX
+        if surplus <= 0:
+            return
+        for sid in [sid for sid, loop in self._loaded.items() if loop.idle][:surplus]:
+            loop = self._loaded.pop(sid)
+            loop.forgotten = True
+            assert self._tasks is not None
+            self._tasks.start_soon(loop.aclose)
+
+    # -- office of the session loops ----------------------------------------------------------
+
+    def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
+        """See `session_loop.Office`."""
+        assert self._tasks is not None
+        self._tasks.start_soon(self._in_its_place, loop, turn)
+
+    async def _in_its_place(self, loop: SessionLoop, turn: LiveTurn) -> None:
+        async with self._places:
+            await loop.run_turn(turn)
+
+    def changed(self, loop: SessionLoop) -> None:
+        """See `session_loop.Office`."""
+        self._remember(passive_row(loop.durable, closed_by=self.closed_by))
+        self._rearm(loop.session.sid)
+
+    def lost(self, loop: SessionLoop, error: BaseException) -> None:
+        """See `session_loop.Office`."""
+        if loop.forgotten:
+            return
+        code = error.code if isinstance(error, Refused) else type(error).__name__
+        logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": code})
+        loop.forgotten = True
+        if self._loaded.get(loop.session.sid) is loop:
+            del self._loaded[loop.session.sid]
+        if loop.turn is not None:
+            loop.turn.cut = True
+            loop.turn.scope.cancel()
+        # looked at again soon: its turn, if one ran, is then recovered like after a crash
+        self.timers.arm(loop.session.sid, self.clock.now_ms() + 1_000)
+
+    def _rearm(self, sid: str) -> None:
+        row = self.rows.get(sid)
+        if row is not None:
+            self.timers.arm(sid, row.deadline_ms)
+
+    def _remember(self, row: PassiveRow) -> None:
+        before = self.rows.get(row.sid)
+        was = before is not None and before.status == "live"
+        is_live = row.status == "live"
+        self._live += int(is_live) - int(was)
+        self.rows[row.sid] = row
+        if is_live:
+            self._names[row.name] = row.sid
+        elif self._names.get(row.name) == row.sid:
+            del self._names[row.name]
+
+    def rows_of(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
+        """Rows of the named sessions, or of all."""
+        if sids is None:
+            return list(self.rows.values())
+        return [self.rows[sid] for sid in sids if sid in self.rows]
+
+    # -- creating -----------------------------------------------------------------------------
+
+    async def create(
+        self,
+        *,
+        name: str | None,
+        driver: dict[str, Any],
+        goal: str | None,
+        workspace: str | None,
+        labels: dict[str, str],
+        preset: str | None,
+        overrides: Mapping[str, Any],
+        principal: str,
+        answer: Callable[[str, str], Idempotency | None],
+    ) -> tuple[SessionLoop, Pending]:
+        """Create a session, durably.
+
+        Raises:
+            Refused: `already_exists`, `invalid` settings or driver, `overloaded`, storage codes.
+        """
+        if self._live >= self._max_sessions:
+            raise Refused(
+                "overloaded", f"{self._live} live sessions; at most {self._max_sessions} are allowed"
+            )
+        chosen = preset or self._default_preset
+        merged = {**self._default_overrides, **overrides}
+        settings_of(chosen, merged)
+        num = self._next_num
+        sid = f"ses_{num:x}{random.getrandbits(32):08x}"
+        name = name or f"s{num}"
+        if name in self._names or name in self.rows:
+            raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
+        probe = self.make_driver(sid, driver, workspace)
+        await probe.aclose()
+        if name in self._names:
+            raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
+        num, self._next_num = self._next_num, self._next_num + 1
+        now = self.clock.now_ms()
+        created = ev.SessionCreated(
+            sid=sid,
+            num=num,
+            name=name,
+            driver=driver,
+            preset=chosen,
+            settings=merged,
+            labels=labels,
+            workspace=workspace,
+            by=principal,
+        )
+        session = evolve(None, created, ss=1, at_ms=now)
+        extra = Advanced(session=session)
+        if goal is not None:
+            house = House(settings=settings_for(chosen, merged), closed_by=self.closed_by)
+            asked = GoalChangeRequested(by=principal, status="active", text=goal)
+            extra = advance(session, asked, now, house)
+        loop = SessionLoop(
+            self, extra.session, History(context_bytes=int(driver.get("context_bytes") or 200_000))
+        )
+        self._names[name] = sid
+        self._loaded[sid] = loop
+        try:
+            pending = loop.created(
+                created, extra.session, extra, now=now, principal=principal, idempotency=answer(sid, name)
+            )
+            await pending.committed()
+        except BaseException:
+            if self._names.get(name) == sid and sid not in self.rows:
+                del self._names[name]
+            raise
+        self._unload_idle()
+        return loop, pending
+
+    # -- the whole house ----------------------------------------------------------------------
+
+    async def say(
+        self, event: ev.Event, *, principal: str, idempotency: Idempotency | None = None
+    ) -> Appended:
+        """Journal an event of the daemon itself."""
+        batch = Append(
+            sid=None,
+            at_ms=self.clock.now_ms(),
+            facts=(Fact(event=event, ss=0),),
+            principal=principal,
+            idempotency=idempotency,
+        )
+        return await asyncio.shield(self.store.submit(batch))
+
+    def running(self) -> list[SessionLoop]:
+        """Sessions with a turn in progress."""
+        return [
+            loop for loop in self._loaded.values() if loop.session.turn is not None or loop.turn is not None
+        ]
+
+    async def finished(self) -> None:
+        """Wait until no turn runs. Only useful while no new one may start."""
+        for loop in self.running():
+            if loop.turn is not None:
+                await loop.turn.finished.wait()
+
+    async def cut_all(self, cause: str, *, by: str) -> int:
+        """Interrupt every running turn and wait until its driver has stopped; returns how many."""
+        loops = [loop for loop in self.running() if loop.session.turn is not None]
+        for loop in loops:
+            given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
+            await loop.apply(given, principal=by).committed()
+        for loop in loops:
+            await loop.stopped()
+        return len(loops)
+
+    async def reconsider(self) -> None:
+        """The house opened again: judge every session that has something to do."""
+        for row in list(self.rows.values()):
+            if row.status == "live" and (row.inbox or row.goal == "active"):
+                loop = await self.loop_of(row.sid)
+                await loop.apply(Reconsidered()).committed()
+                self.changed(loop)
+
+    def select(self, labels: Mapping[str, str], sids: Sequence[str], *, ended: bool) -> list[PassiveRow]:
+        """Rows of the sessions that a selector means, in order of creation."""
+        chosen = [self.rows[self.resolve(ref)] for ref in sids] if sids else list(self.rows.values())
+        return [
+            row
+            for row in chosen
+            if (ended or row.status == "live") and (not labels or _has_labels(row, labels))
+        ]
+
+
+def _has_labels(row: PassiveRow, labels: Mapping[str, str]) -> bool:
+    own: dict[str, str] = msgspec.json.decode(row.labels) if row.labels else {}
+    return all(own.get(key) == value for key, value in labels.items())
+
+
+def blob_names(event: ev.Event) -> list[str]:
+    """Digests of the blobs that an event's content is in."""
+    match event:
+        case ev.TurnStep():
+            names = [event.text_blob, *(call.result_blob for call in event.calls)]
+        case ev.TurnInterrupted():
+            names = [event.partial_blob]
+        case _:
+            names = []
+    return [name for name in names if name is not None]

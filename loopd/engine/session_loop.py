@@ -1,0 +1,347 @@
+"""One loaded session: the only interpreter of what the core decides.
+
+    apply(input) ─▶ advance (pure) ─▶ store.submit ──commit──▶ effects: start, cancel, arm, tell
+
+`apply` is synchronous up to the submission, so inputs of a session are decided one after another in
+the order in which they came, and the journal has them in that order. Effects follow the commit, also
+when nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+
+from loopd.core.conversation import Message, TurnEnd, TurnRequest
+from loopd.core.inputs import Advanced, CancelTurn, CutRequested, House, Input, StartTurn, TurnEnded
+from loopd.core.session import advance
+from loopd.core.settings import Settings, config_revision, settings_for
+from loopd.core.state import Session
+from loopd.core.writes import Append, Appended, Fact, Idempotency
+from loopd.engine.history import History, manifest_of, sha256
+from loopd.engine.live_turn import LiveTurn
+from loopd.engine.ports import Clock, Driver, DriverFactory, Store
+
+logger = logging.getLogger("loopd.engine")
+
+STOP_WITHIN_S = 15.0
+"""How long an answer waits for a cancelled driver to be really gone."""
+
+
+class Office(Protocol):
+    """What a loaded session needs from the router."""
+
+    clock: Clock
+    store: Store
+    make_driver: DriverFactory
+
+    @property
+    def closed_by(self) -> str | None:
+        """`freeze` or `drain` while no session admits work."""
+
+    def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
+        """Run the turn's driver in the daemon's task group."""
+
+    def changed(self, loop: SessionLoop) -> None:
+        """The committed state of a session changed: arm its deadline, renew its passive row."""
+
+    def lost(self, loop: SessionLoop, error: BaseException) -> None:
+        """A write failed: what is in memory is ahead of the journal and must be forgotten."""
+
+    def told(self, sid: str, n: int, text: str) -> None:
+        """Live text of a running step."""
+
+
+class Pending:
+    """An input that was decided and handed to the journal."""
+
+    def __init__(self, advanced: Advanced, messages: tuple[Message, ...]) -> None:
+        self.advanced = advanced
+        self.messages = messages
+        self.appended: Appended | None = None
+        self._future: asyncio.Future[Appended] | None = None
+
+    def follow(self, future: asyncio.Future[Appended]) -> None:
+        """The journal's answer will be in `future`."""
+        self._future = future
+
+    async def committed(self) -> Advanced:
+        """Wait until it is durable.
+
+        Raises:
+            Refused: the journal could not take it; nothing of it happened.
+        """
+        if self._future is not None:
+            # shielded: the caller may go away, the write and its effects do not
+            self.appended = await asyncio.shield(self._future)
+        return self.advanced
+
+
+class SessionLoop:
+    """A session in memory, its history, its driver and the turn that runs."""
+
+    def __init__(self, office: Office, session: Session, history: History) -> None:
+        self._office = office
+        self.session = session
+        self.durable = session
+        self.settings: Settings = settings_for(session.preset, session.overrides)
+        self.history = history
+        self.turn: LiveTurn | None = None
+        self.writing = 0
+        self.forgotten = False
+        self._driver: Driver | None = None
+        self._driver_sha256 = sha256(msgspec.json.encode(session.driver, order="sorted"))
+        self._starting: dict[int, TurnRequest] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing is on its way to the journal: it may be unloaded."""
+        return self.turn is None and self.writing == 0 and self.session.turn is None
+
+    def house(self) -> House:
+        """What the next input is decided within."""
+        turn = self.turn if self.turn is not None and not self.turn.cut else None
+        return House(
+            settings=self.settings,
+            closed_by=self._office.closed_by,
+            partial="" if turn is None else turn.partial,
+            phase="unknown" if turn is None else turn.phase,
+        )
+
+    # -- decide and write -----------------------------------------------------------------
+
+    def apply(
+        self,
+        given: Input,
+        *,
+        principal: str = "",
+        blobs: Mapping[str, bytes] | None = None,
+        keeps_messages: bool = False,
+        answer: Callable[[Advanced], Idempotency | None] | None = None,
+    ) -> Pending:
+        """Decide an input and hand the result to the journal. Effects follow the commit.
+
+        Args:
+            given: what happened.
+            principal: who caused it, for the journal.
+            blobs: content that the events name by digest.
+            keeps_messages: collect the messages that the events add for the running turn.
+            answer: makes the stored result of an idempotent command.
+
+        Raises:
+            Refused: the core refused the input, or the journal's queue is full.
+        """
+        if self.forgotten:
+            raise Refused(
+                "storage_readonly", "the last write of this session failed; try again", retry_after_ms=1_000
+            )
+        now = self._office.clock.now_ms()
+        before = self.session
+        advanced = advance(before, given, now, self.house())
+        if not advanced.events:
+            return Pending(advanced, ())
+        return self._write(
+            before,
+            advanced,
+            now,
+            principal,
+            dict(blobs or {}),
+            answer(advanced) if answer else None,
+            keeps_messages,
+        )
+
+    def created(
+        self,
+        event: ev.SessionCreated,
+        session: Session,
+        extra: Advanced,
+        *,
+        now: int,
+        principal: str,
+        idempotency: Idempotency | None,
+    ) -> Pending:
+        """Write the creation of this session together with what follows from it at once."""
+        advanced = msgspec.structs.replace(extra, events=(event, *extra.events))
+        self.session = session
+        return self._write(None, advanced, now, principal, {}, idempotency, keeps_messages=False)
+
+    def _write(
+        self,
+        before: Session | None,
+        advanced: Advanced,
+        now: int,
+        principal: str,
+        blobs: dict[str, bytes],
+        idempotency: Idempotency | None,
+        keeps_messages: bool,  # noqa: FBT001
+    ) -> Pending:
+        facts: list[Fact] = []
+        messages: list[Message] = []
+        turn_n = before.turn.n if before is not None and before.turn is not None else None
+        ss = 0 if before is None else before.ss
+        after = advanced.session
+        for event in advanced.events:
+            ss += 1
+            added = self.history.feed(event, ss, blobs)
+            blob: str | None = None
+            if isinstance(event, ev.TurnStarted):
+                turn_n = event.n
+                event, blob = self._with_manifest(event, after, blobs)  # noqa: PLW2901
+            if isinstance(event, ev.TurnStep | ev.EnvelopeDelivered) and keeps_messages:
+                messages.extend(added)
+            facts.append(Fact(event=event, ss=ss, turn=turn_n, blob=blob))
+            if isinstance(event, ev.TurnCompleted | ev.TurnInterrupted):
+                turn_n = None
+        batch = Append(
+            sid=after.sid,
+            at_ms=now,
+            facts=tuple(facts),
+            before=before,
+            after=after,
+            principal=principal,
+            blobs=blobs,
+            idempotency=idempotency,
+        )
+        pending = Pending(advanced, tuple(messages))
+        try:
+            future = self._office.store.submit(batch)
+        except Refused as refusal:
+            self._office.lost(self, refusal)
+            raise
+        self.session = after
+        self.writing += 1
+        for effect in advanced.effects:
+            if isinstance(effect, CancelTurn) and self.turn is not None and self.turn.n == effect.n:
+                self.turn.cut = True  # what is streamed from here on is not part of the record
+        future.add_done_callback(lambda done: self._committed(done, advanced))
+        pending.follow(future)
+        return pending
+
+    def _with_manifest(
+        self, event: ev.TurnStarted, after: Session, blobs: dict[str, bytes]
+    ) -> tuple[ev.TurnStarted, str]:
+        messages = self.history.request(self._system(after))
+        request = TurnRequest(
+            sid=after.sid,
+            n=event.n,
+            trigger=event.trigger,
+            messages=messages,
+            workspace=after.workspace,
+            tools_withheld=after.withhold_tools,
+            turns_seen=event.n - 1,
+            steps_seen=after.steps,
+        )
+        self._starting[event.n] = request
+        digest, more = manifest_of(
+            event.n,
+            messages,
+            tools_withheld=after.withhold_tools,
+            driver_sha256=self._driver_sha256,
+            config_revision=config_revision(self.settings),
+            gate_gen=event.gate_gen,
+        )
+        blobs.update(more)
+        return msgspec.structs.replace(event, manifest=digest), digest
+
+    def _system(self, session: Session) -> str:
+        parts = [str(session.driver.get("system") or "")]
+        if session.goal is not None and session.goal.status == "active":
+            parts.append(f"Your goal: {session.goal.text}")
+        return "\n\n".join(part for part in parts if part)
+
+    # -- act --------------------------------------------------------------------------------
+
+    def _committed(self, future: asyncio.Future[Appended], advanced: Advanced) -> None:
+        self.writing -= 1
+        error = None if future.cancelled() else future.exception()
+        if error is not None or future.cancelled():
+            self._office.lost(self, error or asyncio.CancelledError())
+            return
+        if self.forgotten:
+            return
+        self.durable = advanced.session
+        for effect in advanced.effects:
+            match effect:
+                case StartTurn(n, _):
+                    self._start(n)
+                case CancelTurn(n, _):
+                    self._starting.pop(n, None)
+                    if self.turn is not None and self.turn.n == n:
+                        self.turn.scope.cancel()
+        self._office.changed(self)
+
+    def _start(self, n: int) -> None:
+        request = self._starting.pop(n, None)
+        if request is None or self.session.turn is None or self.session.turn.n != n:
+            return  # cut again before its start was durable
+        previous = self.turn
+        turn = LiveTurn(self, request)
+        self.turn = turn
+        if previous is not None and not previous.finished.is_set():
+            turn.after = previous.finished
+        self._office.spawn(self, turn)
+
+    async def run_turn(self, turn: LiveTurn) -> None:
+        """Take one turn with the driver; returns when nothing of it runs any more. Never raises."""
+        try:
+            with turn.scope:
+                if turn.after is not None:
+                    await turn.after.wait()
+                end = await self._take(turn)
+                if not turn.cut:
+                    await self.apply(TurnEnded(n=turn.n, end=end)).committed()
+        except Refused as refusal:
+            logger.error(
+                "turn not recorded", extra={"sid": self.session.sid, "turn": turn.n, "code": refusal.code}
+            )
+        finally:
+            turn.finished.set()
+            if self.turn is turn:
+                self.turn = None
+            if not self.forgotten:
+                self._office.changed(self)
+
+    async def _take(self, turn: LiveTurn) -> TurnEnd:
+        with anyio.move_on_after(self.settings.turn.deadline_ms / 1_000) as deadline:
+            try:
+                if self._driver is None:
+                    self._driver = self._office.make_driver(
+                        self.session.sid, self.session.driver, self.session.workspace
+                    )
+                return await self._driver.take_turn(turn.request, turn)
+            except Refused as refusal:
+                if refusal.code in {"storage_full", "storage_readonly", "conflict", "overloaded"}:
+                    raise
+                return TurnEnd(outcome="failed", cause=refusal.code, error=refusal.message)
+            except Exception as error:  # noqa: BLE001  the wall around a driver: its faults end its turn only
+                logger.exception("driver failed", extra={"sid": self.session.sid, "turn": turn.n})
+                return TurnEnd(outcome="failed", cause=type(error).__name__, error=str(error))
+        if deadline.cancelled_caught:
+            await self.apply(CutRequested(cause="deadline", n=turn.n)).committed()
+        return TurnEnd(outcome="deadline")
+
+    def told(self, n: int, text: str) -> None:
+        """Pass live text on."""
+        self._office.told(self.session.sid, n, text)
+
+    async def stopped(self) -> bool:
+        """Wait until a cancelled turn is really gone; false if it is not within `STOP_WITHIN_S`."""
+        turn = self.turn
+        if turn is None or not turn.cut:
+            return True
+        with anyio.move_on_after(STOP_WITHIN_S):
+            await turn.finished.wait()
+        return turn.finished.is_set()
+
+    async def aclose(self) -> None:
+        """Release the driver."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await driver.aclose()
