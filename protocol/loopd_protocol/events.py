@@ -498,3 +498,14 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 EVENT_VERSION = 1
 """`kv` of all kinds above; a kind whose meaning changes gets its own, higher number."""
+
+_DECODER = msgspec.json.Decoder(AnyEvent)
+
+
+def decode(body: bytes) -> Event:
+    """Decode the stored body of an event of a known kind; fields that are not known are skipped.
+
+    Raises:
+        msgspec.ValidationError: the kind is not known here, or the body does not fit it.
+    """
+    return _DECODER.decode(body)
