@@ -1,0 +1,95 @@
+"""`loopctl new`: a session from options, from a file, or from both."""
+
+from __future__ import annotations
+
+import os
+
+from loopd.cli.exits import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from loopd.cli.run import Run
+
+
+def new(run: Run) -> None:
+    """Creates a session. Prints JSON in every format: scripts want the id."""
+    answer = run.link.change({"t": "session.create", **_session(run.args)})
+    run.console.json(answer)
+
+
+def _session(args: argparse.Namespace) -> dict[str, Any]:
+    session, base = _from_file(args.file) if args.file else ({}, ".")
+    driver = session.get("driver", {})
+    if not isinstance(driver, dict):
+        raise Failure("invalid", f"driver in {args.file} is {driver!r}; expected a table", path="$.driver")
+    if args.driver and args.driver != driver.get("kind"):
+        driver = {"kind": args.driver}
+    for name, value in (
+        ("script", args.script),
+        ("delay_ms", args.delay),
+        ("base_url", args.base_url),
+        ("model", args.model),
+        ("api_key_env", args.api_key_env),
+        ("system", args.system),
+        ("max_tokens", args.max_tokens),
+        ("context_bytes", args.context_bytes),
+        ("seed", args.seed),
+        ("once", True if args.once else None),
+        ("tools", False if args.no_tools else None),
+        ("temperature_milli", _milli(args.temperature)),
+    ):
+        if value is not None:
+            driver[name] = value
+    if "kind" not in driver:
+        raise Failure("usage", "which driver? expected --driver scripted or --driver chat, or -f FILE")
+    for name, kind in (("script", "scripted"), ("base_url", "chat"), ("model", "chat")):
+        if driver["kind"] == kind and not driver.get(name):
+            raise Failure("usage", f"--driver {kind} needs --{name.replace('_', '-')}")
+    if "script" in driver:
+        driver["script"] = os.path.abspath(os.path.join("." if args.script else base, driver["script"]))
+    session["driver"] = driver
+    for name in ("name", "goal", "preset"):
+        if getattr(args, name) is not None:
+            session[name] = getattr(args, name)
+    if args.workspace is not None:
+        session["workspace"] = os.path.abspath(args.workspace)
+    elif "workspace" in session:
+        session["workspace"] = os.path.abspath(os.path.join(base, session["workspace"]))
+    if args.label:
+        session["labels"] = {**session.get("labels", {}), **dict(args.label)}
+    if args.set:
+        session["set"] = {**session.get("set", {}), **dict(args.set)}
+    return session
+
+
+def _from_file(path: str) -> tuple[dict[str, Any], str]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            session = tomllib.load(file)
+    except OSError as error:
+        raise Failure("not_found", f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Failure("invalid", f"{path} is not TOML: {error}") from None
+    if "set" in session:
+        session["set"] = _dotted(session["set"], "")
+    return session, os.path.dirname(os.path.abspath(path))
+
+
+def _dotted(table: dict[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat.update(_dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
+
+
+def _milli(temperature: float | None) -> int | None:
+    if temperature is None:
+        return None
+    if not 0 <= temperature <= 5:  # also refuses nan
+        raise Failure("usage", f"--temperature {temperature}; expected 0 to 5")
+    return round(temperature * 1_000)

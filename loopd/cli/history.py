@@ -1,0 +1,345 @@
+"""Verbs about what happened: tail, show, watch, wait, verify."""
+
+from __future__ import annotations
+
+import os
+
+from loopd.cli.console import safe
+from loopd.cli.exits import FAILED, OK, Failure
+from loopd.cli.instants import span
+from loopd.cli.lines import flat, line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from loopd.cli.run import Run
+
+NO_END = "a stream has no end, and -o json prints one object; use -o ndjson{more}"
+
+
+# -- tail -------------------------------------------------------------------------------------
+
+
+def tail(run: Run) -> None:
+    """The last events of a session or of all, then more with `-f`."""
+    args, console = run.args, run.console
+    if args.follow and console.format == "json":
+        raise Failure("usage", NO_END.format(more=""))
+    command: dict[str, Any] = {"t": "history.page", "limit": min(args.limit, 1_000)}
+    if args.sid is not None:
+        command["sid"] = args.sid
+    if args.kind:
+        command["kinds"] = args.kind
+    answer = run.link.ask(command)
+    events = [flat(event) for event in answer["events"]]
+    if console.format == "json":
+        console.json({"events": events, "more": answer.get("more", False)})
+        return
+    names = _names(run)
+    for event in events:
+        _print(run, event, names)
+    if not args.follow:
+        return
+    console.flush()
+    sids = [args.sid] if args.sid is not None else []
+    last = events[-1]["seq"] if events else 0
+    for event in _events(run, after=last, sids=sids, kinds=args.kind):
+        _print(run, event, names)
+        console.flush()
+
+
+def _print(run: Run, event: dict[str, Any], names: dict[str, str]) -> None:
+    if run.console.format == "table":
+        run.console.line(line(event, run.console, names))
+    else:
+        run.console.json(event)
+
+
+def _names(run: Run) -> dict[str, str]:
+    """Ids to names, for readable lines; ids do when lists are not allowed."""
+    if run.console.format != "table":
+        return {}
+    try:
+        answer = run.link.ask({"t": "session.list", "selector": {"ended": True}})
+    except Failure:
+        return {}
+    return {session["sid"]: session.get("name") or session["sid"] for session in answer["sessions"]}
+
+
+def _events(run: Run, **selection: Any) -> Iterator[dict[str, Any]]:
+    """Flat events of a subscription that begins now; gaps are told on stderr."""
+    yield from _readable(run, run.link.stream(**selection))
+
+
+def _readable(run: Run, frames: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for frame in frames:
+        sort = frame.get("t")
+        if sort == "ev":
+            yield flat(frame)
+        elif sort == "delta":
+            yield frame
+        elif sort == "gap":
+            run.console.err.write(
+                f"loopctl: gap: events {frame.get('from')} to {frame.get('to')} are not here "
+                f"({safe(str(frame.get('why')))})\n"
+            )
+
+
+# -- show -------------------------------------------------------------------------------------
+
+
+def show(run: Run) -> None:
+    """One turn: what began it, its steps, how it ended; with `--prompt` what the model saw."""
+    args, console = run.args, run.console
+    sid, _, number = args.turn.partition("@")
+    command: dict[str, Any] = {"t": "turn.get", "sid": sid}
+    if number:
+        if not (number.isascii() and number.isdigit()):
+            raise Failure("usage", f"{args.turn!r} names no turn; expected SID or SID@N")
+        command["n"] = int(number)
+    if args.prompt:
+        command.update(prompt=True, step=args.step)
+    answer = run.link.ask(command)
+    if console.format != "table":
+        console.json(answer)
+        return
+    if args.prompt and answer.get("prompt") is not None:
+        _show_prompt(run, answer["prompt"])
+        return
+    console.line(
+        safe(
+            f"turn {answer.get('n')} of {sid}, begun by {answer.get('trigger')}: {answer.get('outcome') or 'running'}"
+        )
+    )
+    for envelope in answer.get("envelopes") or []:
+        if isinstance(envelope, dict):
+            console.line(f"  {safe(str(envelope.get('source')))}: {safe(str(envelope.get('text')))}")
+        else:
+            console.line(f"  {safe(str(envelope))}")
+    for place, step in enumerate(answer.get("steps") or [], 1):
+        body = step.get("b") or step
+        console.line(f"step {body.get('step', place)}: {safe(str(body.get('text') or ''))}")
+        for call in body.get("calls") or []:
+            console.line(f"  {_call(call)}")
+    if answer.get("manifest"):
+        console.line("what the model saw: add --prompt")
+
+
+def _call(call: dict[str, Any]) -> str:
+    import json
+
+    ok = {True: "ok", False: "failed"}.get(call.get("ok"), "unknown")  # type: ignore[arg-type]
+    return safe(f"{call.get('name')}({json.dumps(call.get('args'))}) → {ok}: {call.get('result') or ''}")
+
+
+def _show_prompt(run: Run, prompt: Any) -> None:
+    """Messages for people; anything else as it is, made harmless."""
+    console = run.console
+    if isinstance(prompt, dict) and isinstance(prompt.get("messages"), list):
+        prompt = prompt["messages"]
+    if isinstance(prompt, list):
+        for message in prompt:
+            content = message.get("content", message.get("text")) if isinstance(message, dict) else message
+            role = str(message.get("role", "")) if isinstance(message, dict) else ""
+            console.line(console.styled(f"[{safe(role)}]", "bold"))
+            console.line(safe(content if isinstance(content, str) else _json(content), lines=True))
+        return
+    console.line(safe(prompt if isinstance(prompt, str) else _json(prompt), lines=True))
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+# -- watch ------------------------------------------------------------------------------------
+
+
+def watch(run: Run) -> None:
+    """Events as they happen, from a cursor that outlives this process."""
+    args, console = run.args, run.console
+    if console.format == "json" and args.limit is None:
+        raise Failure("usage", NO_END.format(more=", or -n N"))
+    if args.after is not None and args.cursor_file:
+        raise Failure("usage", "--after and --cursor-file both say where to begin; expected one of them")
+    run.link.client(deltas=args.deltas)
+    log, after = run.link.log, args.after
+    if args.cursor_file:
+        after = read_cursor(args.cursor_file, log, console.err.write)
+    frames = run.link.stream(after=after, sids=args.sid, kinds=args.kind, timeout_s=_seconds(args.timeout))
+    names = _names(run)
+    seen: list[dict[str, Any]] = []
+    for event in _readable(run, frames):
+        if event.get("t") == "delta":
+            if console.format == "ndjson":
+                console.json(event)
+            elif console.format == "table":
+                console.line(f"  {safe(str(event.get('text', '')))}")
+            console.flush()
+            continue
+        seen.append(event)
+        if console.format == "json":
+            pass  # one object at the end
+        else:
+            _print(run, event, names)
+            console.flush()
+            if args.limit is None:
+                seen.clear()
+        if args.cursor_file and console.format != "json":
+            write_cursor(args.cursor_file, log, event["seq"])
+        if args.limit is not None and len(seen) >= args.limit:
+            break
+    if console.format == "json":
+        console.json({"events": seen})
+        console.flush()
+        if args.cursor_file and seen:
+            write_cursor(args.cursor_file, log, seen[-1]["seq"])
+
+
+def read_cursor(path: str, log: str, warn: Callable[[str], object]) -> int | None:
+    """The sequence number in a cursor file, or None when there is none yet.
+
+    A cursor of another log (the data was restored or replaced) is told and not used.
+    """
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            cursor = json.load(file)
+        seq, of = int(cursor["seq"]), str(cursor["log"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure("invalid", f"cursor file {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise Failure(
+            "invalid", f'cursor file {path} holds no cursor; expected {{"log": …, "seq": …}}'
+        ) from None
+    if log and of != log:
+        warn(
+            f"loopctl: gap: the cursor in {safe(path)} is of log {safe(of)}; this is {safe(log)}: starting over\n"
+        )
+        return 0
+    return seq
+
+
+def write_cursor(path: str, log: str, seq: int) -> None:
+    """Replace the cursor file; a reader never sees half of one."""
+    import json
+
+    fresh = f"{path}.{os.getpid()}"
+    try:
+        with open(fresh, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"log": log, "seq": seq}) + "\n")
+        os.replace(fresh, path)
+    except OSError as error:
+        raise Failure("invalid", f"cursor file {path}: {error.strerror}") from None
+
+
+# -- wait -------------------------------------------------------------------------------------
+
+
+def reached(state: str) -> Callable[[dict[str, Any]], bool]:
+    """A test for a session as `session.get` shows it.
+
+    `idle`: no turn runs and none is due. `open`, `closed`: the gate. `ended`. `turn>N`: a turn
+    with a number above N has begun.
+    """
+    if state == "idle":
+        return _is_idle
+    if state in {"open", "closed"}:
+        return lambda session: session.get("gate") == state
+    if state == "ended":
+        return lambda session: session.get("status", "live") != "live"
+    word, _, number = state.partition(">")
+    if word.strip() == "turn" and number.strip().isascii() and number.strip().isdigit():
+        wanted = int(number)
+        return lambda session: max(session.get("turns", 0), (session.get("turn") or {}).get("n", 0)) > wanted
+    raise Failure("usage", f"--until {state!r}; expected idle, open, closed, ended or 'turn>N'")
+
+
+def _is_idle(session: dict[str, Any]) -> bool:
+    if session.get("turn"):
+        return False
+    if session.get("gate") == "closed" or session.get("status", "live") != "live":
+        return True
+    return not session.get("inbox") and (session.get("goal") or {}).get("status") != "active"
+
+
+def wait(run: Run) -> None:
+    """Returns when a session is in a state; looks again after each of its events."""
+    args = run.args
+    done = reached(args.until)
+    # Listening before looking: whatever happens in between comes as an event.
+    frames = run.link.stream(sids=[args.sid], timeout_s=_seconds(args.timeout))
+    session = _look(run, done)
+    try:
+        while session is None:
+            if next(frames).get("t") in {"ev", "gap"}:
+                session = _look(run, done)
+    except Failure as failure:
+        if failure.code == "timeout" and args.timeout is not None:
+            words = f"{args.sid} is not {args.until} after {span(args.timeout)}"
+            raise Failure("timeout", words) from None
+        raise
+    if run.console.format == "table":
+        run.console.line(f"{safe(session.get('name') or session['sid'])} is {safe(args.until)}")
+    else:
+        run.console.json(session)
+
+
+def _look(run: Run, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    session = run.link.ask({"t": "session.get", "sid": run.args.sid})
+    if done(session):
+        return session
+    if session.get("status", "live") != "live":
+        raise Failure(
+            "session_terminal",
+            f"{session['sid']} ended as {session['status']}; it will never be {run.args.until}",
+        )
+    return None
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1_000
+
+
+# -- verify -----------------------------------------------------------------------------------
+
+
+def verify(run: Run) -> int:
+    """Proves that the journal is whole; exit code 1 when it is not."""
+    args, console = run.args, run.console
+    command: dict[str, Any] = {"t": "verify"}
+    if args.sid is not None:
+        command["sid"] = args.sid
+    if args.suspended_since is not None:
+        command["suspended_since"] = args.suspended_since
+    proof = run.link.ask(command)
+    good = bool(proof.get("ok"))
+    if console.format != "table":
+        console.json(proof)
+        return OK if good else FAILED
+    console.line(
+        console.styled("the journal is whole", "green") if good else console.styled("NOT WHOLE", "red")
+    )
+    for finding in proof.get("findings") or []:
+        words = finding if isinstance(finding, str) else _json(finding)
+        console.line(f"  {console.styled(safe(words), 'red')}")
+    console.pairs(
+        [
+            (name, value if isinstance(value, str) else _compact(value))
+            for name, value in proof.items()
+            if name not in {"ok", "findings"} and value is not None
+        ]
+    )
+    return OK if good else FAILED
+
+
+def _compact(value: Any) -> str:
+    import json
+
+    return json.dumps(value)

@@ -1,0 +1,135 @@
+"""One connection to the daemon, made when the first command needs it."""
+
+from __future__ import annotations
+
+import os
+
+from loopd.cli.exits import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from loopd.client import CallFailed, Client
+
+SYSTEM_SOCKET = "/run/loopd/control.sock"
+
+
+def socket_path(given: str | None) -> str:
+    """Path of the control socket: `--socket`, `LOOPD_SOCKET`, the user's own, the system's."""
+    chosen = given or os.environ.get("LOOPD_SOCKET")
+    if chosen:
+        return chosen
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = f"{runtime}/loopd/control.sock" if runtime else None
+    if own is not None and (os.path.exists(own) or not os.path.exists(SYSTEM_SOCKET)):
+        return own
+    return SYSTEM_SOCKET
+
+
+class Link:
+    """A lazy client whose faults are `Failure`s.
+
+    Attributes:
+        path: the control socket.
+        timeout_s: how long each answer may take.
+    """
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+        self._client: Client | None = None
+
+    def client(self, *, deltas: bool = False) -> Client:
+        """The client; it connects with its first frame."""
+        if self._client is None:
+            from loopd.client import Client
+
+            self._client = Client(self.path, timeout_s=self.timeout_s, deltas=deltas)
+        return self._client
+
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a reading command; the result."""
+        return dict(self._answer(command)["r"])
+
+    def change(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a mutating command; the result with its `seq`, and `dup` if it was a repetition."""
+        answer = self._answer(command)
+        result = dict(answer["r"])
+        if "seq" in answer:
+            result.setdefault("seq", answer["seq"])
+        if answer.get("dup"):
+            result["dup"] = True
+        return result
+
+    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        from loopd.client import CallFailed
+
+        try:
+            return self.client().ask(command)
+        except CallFailed as error:
+            raise self._failure(error) from None
+
+    @property
+    def log(self) -> str:
+        """Identity of the daemon's log."""
+        if not self.client().welcome:
+            self._ping()
+        return str(self.client().welcome["head"]["log"])
+
+    def _ping(self) -> None:
+        from loopd.client import CallFailed
+
+        try:
+            self.client().ping()
+        except CallFailed as error:
+            raise self._failure(error) from None
+
+    def stream(
+        self,
+        *,
+        after: int | None = None,
+        log: str | None = None,
+        sids: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Frames of a subscription, until the connection ends (a `Failure`).
+
+        It is in force when this returns: what happens after that will be in it.
+        """
+        from loopd.client import CallFailed
+
+        cursor = None if after is None else {"log": log or self.log, "seq": after}
+        try:
+            frames = self.client().subscribe(after=cursor, sids=sids, kinds=kinds, timeout_s=timeout_s)
+            first = next(frames)
+        except CallFailed as error:
+            raise self._failure(error) from None
+        return self._rest(first, frames)
+
+    def _rest(self, first: dict[str, Any], frames: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        from loopd.client import CallFailed
+
+        yield first
+        try:
+            yield from frames
+        except CallFailed as error:
+            raise self._failure(error) from None
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _failure(self, error: CallFailed) -> Failure:
+        hint = ""
+        if error.code == "unavailable":
+            hint = "is `loopd serve` running, and is this its socket? --socket PATH or LOOPD_SOCKET"
+        elif error.code == "timeout":
+            hint = "look before you repeat a change: it may have been carried out"
+        return Failure(
+            error.code, error.message, path=error.path, retry_after_ms=error.retry_after_ms, hint=hint
+        )

@@ -1,0 +1,73 @@
+"""How a session stands, in words: its state, why, and until when."""
+
+from __future__ import annotations
+
+from loopd.cli.console import Cell
+from loopd.cli.instants import span, until
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STATE_STYLES = {"running": "green", "closed": "yellow", "open": "", "idle": "dim", "frozen": "magenta"}
+
+
+def state(session: dict[str, Any]) -> Cell:
+    """`running`, `closed`, `open`, `idle` (nothing to do) or the terminal state."""
+    if session.get("status", "live") != "live":
+        return Cell(session["status"], "red" if session["status"].startswith("aborted") else "dim")
+    if session.get("turn"):
+        return Cell("running", "green")
+    if session.get("gate") == "closed":
+        return Cell("closed", "yellow")
+    goal = session.get("goal") or {}
+    word = "open" if goal.get("status") == "active" or session.get("inbox") else "idle"
+    return Cell(word, STATE_STYLES[word])
+
+
+def because(session: dict[str, Any], now: int) -> str:
+    """Why it is in that state."""
+    if session.get("status", "live") != "live":
+        return str(session.get("stop_reason") or "ended")
+    if session.get("holds"):
+        return "; ".join(hold_words(hold) for hold in session["holds"])
+    turn = session.get("turn")
+    if turn:
+        since = f" for {span(now - turn['started_ms'])}" if turn.get("started_ms") else ""
+        return f"turn {turn['n']}, {turn['trigger']}{since}"
+    goal = session.get("goal") or {}
+    if not goal:
+        return "no goal"
+    return "goal active" if goal["status"] == "active" else f"goal {goal['status']}"
+
+
+def hold_words(hold: dict[str, Any]) -> str:
+    """One hold: `UserSuspend by uid:1000: cost review`."""
+    reason = str(hold.get("reason") or "")
+    by = f" by {hold['by']}" if hold.get("by") else ""
+    return f"{hold['kind']}{by}" + (f": {reason}" if reason else "")
+
+
+def ends(session: dict[str, Any], now: int) -> str:
+    """Until when: the last deadline of its holds, or `until lifted`; empty while nothing holds it."""
+    holds = session.get("holds") or []
+    if not holds or session.get("status", "live") != "live":
+        return ""
+    moments = [hold.get("until_ms") for hold in holds]
+    return until(None if None in moments else max(moments), now)
+
+
+def holds_table(holds: list[dict[str, Any]], now: int) -> list[list[str | Cell]]:
+    """Rows `kind, until, by, reason`."""
+    return [
+        [
+            Cell(hold["kind"], "yellow"),
+            until(hold.get("until_ms"), now),
+            str(hold.get("by", "")),
+            str(hold.get("reason", "")),
+        ]
+        for hold in holds
+    ]
+
+
+HOLDS_HEADER = ("HOLD", "UNTIL", "BY", "REASON")
