@@ -17,8 +17,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import msgspec
-from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
 
 import loopd
 from loopd import systemd
@@ -37,6 +35,8 @@ from loopd.server.limits import SocketLimits
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd")
 

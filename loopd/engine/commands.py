@@ -12,10 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from loopd_protocol import commands as cm
-from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
-from loopd_protocol.sources import Source
 
 from loopd.core.access import Answer, Caller, authorize
 from loopd.core.goal import USER_CHANGES
@@ -39,6 +35,10 @@ from loopd.core.writes import Idempotency
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
 from loopd.engine.views import cron_view, gate_view, goal_view, turn_view
+from loopd_protocol import commands as cm
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.sources import Source
 
 CRON_CHANGES = {
     "cron.pause": "paused",

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from loopd_protocol import events as ev
-from loopd_protocol.events import Event
-from loopd_protocol.sources import Source
 from msgspec.structs import replace
 
 from loopd.core.conversation import Message, StepDone
+from loopd_protocol import events as ev
+from loopd_protocol.events import Event
+from loopd_protocol.sources import Source
 
 INLINE_CHARS = 4_096
 """Longer texts and results go into blobs; the event keeps an excerpt."""

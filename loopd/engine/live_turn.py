@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
-from loopd_protocol.errors import Refused
-from loopd_protocol.events import ToolCall
 
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
 from loopd.core.inputs import AgentAsked, EffectEnded, EffectIntended, RetryReported, StepReported
 from loopd.engine.history import inline, sha256
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import ToolCall
 
 if TYPE_CHECKING:
     from loopd.engine.session_loop import SessionLoop

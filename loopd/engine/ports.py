@@ -9,8 +9,6 @@ from asyncio import Future
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from loopd_protocol.events import Event, ToolCall
-
 from loopd.core.conversation import (
     AgentReply,
     AgentRequest,
@@ -21,6 +19,7 @@ from loopd.core.conversation import (
 )
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, PassiveRow, StoredEvent
+from loopd_protocol.events import Event, ToolCall
 
 
 class Clock(Protocol):

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from loopd_protocol import commands as cm
-from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
 
 from loopd.core import schedule
 from loopd.core.access import Answer
@@ -25,6 +22,9 @@ from loopd.engine.views import (
     waiting_view,
     why_view,
 )
+from loopd_protocol import commands as cm
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
 
 Result = dict[str, Any]
 StatusSource = Callable[[], Result]

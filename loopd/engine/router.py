@@ -16,8 +16,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import msgspec
-from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
 
 from loopd.core.evolution import evolve
 from loopd.core.inputs import (
@@ -38,6 +36,8 @@ from loopd.engine.live_turn import LiveTurn
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.engine")
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import msgspec
-from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
 
 from loopd.core.conversation import Message, TurnEnd, TurnRequest
 from loopd.core.inputs import Advanced, CancelTurn, CutRequested, House, Input, StartTurn, TurnEnded
@@ -28,6 +26,8 @@ from loopd.core.writes import Append, Appended, Fact, Idempotency
 from loopd.engine.history import History, manifest_of, sha256
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.ports import Clock, Driver, DriverFactory, Store
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.engine")
 
@@ -320,7 +320,7 @@ class SessionLoop:
                 if refusal.code in {"storage_full", "storage_readonly", "conflict", "overloaded"}:
                     raise
                 return TurnEnd(outcome="failed", cause=refusal.code, error=refusal.message)
-            except Exception as error:  # noqa: BLE001  the wall around a driver: its faults end its turn only
+            except Exception as error:
                 logger.exception("driver failed", extra={"sid": self.session.sid, "turn": turn.n})
                 return TurnEnd(outcome="failed", cause=type(error).__name__, error=str(error))
         if deadline.cancelled_caught:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from loopd_protocol.holds import AnyHold
-from loopd_protocol.sources import SOURCE_POLICIES
 
+from loopd.core.decision import continuation_due
 from loopd.core.inputs import House
 from loopd.core.session import next_deadline
-from loopd.core.decision import continuation_due
 from loopd.core.settings import settings_for
 from loopd.core.state import CronJob, Session, Waiting
 from loopd.core.writes import PassiveRow, StoredEvent
+from loopd_protocol.holds import AnyHold
+from loopd_protocol.sources import SOURCE_POLICIES
 
 
 def hold_view(hold: AnyHold) -> dict[str, Any]:
