@@ -45,7 +45,7 @@ class Console:
         self.err = err or sys.stderr
         self.tty = self.out.isatty()
         self.colours = self.tty and _colours_wanted()
-        self.width = _width() if self.tty else None
+        self.width = terminal_width() if self.tty else None
 
     # -- machines -------------------------------------------------------------------------
 
@@ -169,7 +169,8 @@ def _colours_wanted() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in {"", "dumb"}
 
 
-def _width() -> int:
+def terminal_width() -> int:
+    """Columns of the terminal: `COLUMNS`, else stdout's own, else 80."""
     wish = os.environ.get("COLUMNS", "")
     if wish.isascii() and wish.isdigit() and int(wish) > 0:
         return int(wish)

@@ -103,9 +103,8 @@ def _schema(*, digest_only: bool) -> int:
 
 
 def _with_config(args: argparse.Namespace) -> int:
-    from loopd_protocol.errors import Refused
-
     from loopd.config import ConfigRefused
+    from loopd_protocol.errors import Refused
 
     try:
         if args.verb == "config" and args.action == "check":

@@ -120,10 +120,9 @@ def span(ms: int) -> str:
 
 
 def clock(at: int, now: int) -> str:
-    """A moment in local time: `18:05` on the same day, else with its date."""
-    then, today = _struct(at), _struct(now)
-    same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", then)
+    """A moment in local time: `18:05` within twelve hours, else with its date."""
+    near = abs(at - now) < 12 * HOUR  # too near for two moments with the same clock time
+    return time.strftime("%H:%M" if near else "%Y-%m-%d %H:%M", _struct(at))
 
 
 def until(at: int | None, now: int) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from loopd.cli.arguments import FORMATS, common
-from loopd.cli.console import Console, safe
+from loopd.cli.console import Console, safe, terminal_width
 from loopd.cli.exits import USAGE, Failure
 from loopd.cli.link import Link, socket_path
 from loopd.cli.run import Run
@@ -32,6 +32,13 @@ exit codes:
 """
 PATIENCE_S = 30.0
 _WITH_VALUE = {"-o", "--output", "--socket", "--timeout"}
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Knows the width by itself: argparse would import shutil with bz2 and lzma, 10 ms, to ask."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(terminal_width(), 110) - 2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -163,7 +170,7 @@ def leaf_parser(name: str, verb: Verb) -> Parser:
         prog=f"loopctl {name}",
         description=verb.summary[:1].upper() + verb.summary[1:] + ".",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in verb.examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     verb.configure(parser)
@@ -216,7 +223,8 @@ def report(failure: Failure, *, as_json: bool) -> int:
 
         sys.stderr.write(json.dumps(failure.as_json()) + "\n")
         return failure.exit
-    where = f" at {failure.path}" if failure.path and failure.path not in failure.message else ""
+    shown = failure.path if failure.code in {"invalid", "unknown_field"} else None
+    where = f" at {shown}" if shown and shown not in failure.message else ""
     again = "" if failure.retry_after_ms is None else f"; try again in {failure.retry_after_ms} ms"
     hint = f" ({failure.hint})" if failure.hint else ""
     line = f"loopctl: {failure.code}: {safe(failure.message)}{safe(where)}{again}{hint}"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from loopd_protocol.errors import Refused
 
 from loopd.config.settings import Config, Section
+from loopd_protocol.errors import Refused
 
 SOCKET_MAX_BYTES = 100
 """`sun_path` has 108 bytes on Linux and 104 on macOS, with its final zero."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from loopd_protocol.bounds import MAX_INT
 from msgspec import Meta
+
+from loopd_protocol.bounds import MAX_INT
 
 Port = Annotated[
     str,

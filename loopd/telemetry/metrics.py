@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-from loopd_protocol.holds import HOLD_KINDS
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -22,6 +21,7 @@ from loopd.core.writes import StoredEvent
 from loopd.telemetry.catalogue import METRICS
 from loopd.telemetry.readings import READINGS
 from loopd.telemetry.standing import Directory, Standing, cumulative
+from loopd_protocol.holds import HOLD_KINDS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABEL_SETS_MAX = 500
