@@ -10,7 +10,6 @@ import difflib
 import functools
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -341,8 +340,7 @@ def _fits(setting: Setting, value: Any) -> bool:
 
 
 def _within(value: float, minimum: float | None, maximum: float | None) -> bool:
-    if math.isnan(value):
-        return False
+    # not-a-number compares false with any bound, so it fits nowhere
     return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
 
 

@@ -106,7 +106,8 @@ def test_the_sensor_stays_failed_from_turn_to_turn() -> None:
     state, _ = feed([idle(state_fingerprint="a")], settings)
     fired = 0
     for _ in range(BLIND_STEPS + 2):
-        state, found = feed([idle(), idle()], settings, begin_turn(state))
+        once = step(call_to("read_file", result=LONG))
+        state, found = feed([once, idle(), idle()], settings, begin_turn(state))
         fired += len(found)
     assert fired > 0
 

@@ -72,6 +72,19 @@ def test_a_cycle_fires_below_the_ratio_and_is_measured_in_laps() -> None:
     assert (index, finding.unit, finding.score, finding.threshold) == (3, "laps", 2, 2)
 
 
+def test_the_order_of_parallel_calls_does_not_matter() -> None:
+    settings = rule_settings(tool_repetition__repetition_threshold=1)
+    other = call_to("ls")
+    _, found = feed([step(READ, GREP), step(other), step(GREP, READ), step(other)], settings)
+    assert [index for index, _ in _only(found)] == [3]
+
+
+def test_what_was_spent_before_the_loop_began_is_not_on_its_bill() -> None:
+    before = [step(call_to("ls", {"path": path}), tokens=1_000) for path in "abc"]
+    _, found = feed([*before, step(tokens=500), *[step(READ, tokens=1)] * 4])
+    assert [(index, finding.onset_tokens) for index, finding in _only(found)] == [(7, 4)]
+
+
 def test_each_rotation_of_a_cycle_is_the_same_loop() -> None:
     settings = rule_settings(tool_repetition__window_size=4)
     _, one = feed([step(READ), step(GREP)] * 2, settings)
