@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
 from loopd_protocol.commands import SCOPES, Batch, Command
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import Source

@@ -28,9 +28,11 @@ class Decides(Protocol):
     session: Session
     now: int
 
-    def emit(self, event: Event) -> rules.Verdicts: ...
+    def emit(self, event: Event) -> rules.Verdicts:
+        """Add an event and follow it."""
 
-    def close(self, hold: AnyHold, *, cause: str) -> None: ...
+    def close(self, hold: AnyHold, *, cause: str) -> None:
+        """Set a hold."""
 
 
 def answer(decision: Decides, request: AgentRequest) -> AgentReply:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
 from loopd_protocol.events import ToolCall, Usage
 from loopd_protocol.sources import Trigger
 

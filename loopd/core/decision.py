@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from loopd.core import gate, goal, occurrences, rules
+from loopd.core import continuation, gate, goal, ladder, occurrences, provider, rules
 from loopd.core.conversation import AgentReply
 from loopd.core.evolution import fold
 from loopd.core.inputs import (
@@ -27,24 +27,19 @@ from loopd.core.inputs import (
     SuspendRequested,
     TurnEnded,
 )
-from loopd.core.settings import config_revision
 from loopd.core.state import Session, Waiting
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import Event
 from loopd_protocol.holds import (
     AnyHold,
-    ContinuationBackoff,
     CrashLoop,
-    Degeneration,
     Interrupted,
-    ProviderBackoff,
     UserSuspend,
 )
 from loopd_protocol.sources import SOURCE_POLICIES, Source, Trigger
 
 HOUR_MS = 3_600_000
-PROVIDER_IS_BACK = "The previous turn failed because the model endpoint was not available. Please go on."
 
 
 class Decision:
@@ -120,6 +115,7 @@ class Decision:
         return self.now - self.session.last_pass_ms >= self.settings.gate.pass_gap_ms
 
     def suspend(self, given: SuspendRequested) -> None:
+        """Set or replace `UserSuspend`; a running turn ends as the mode says."""
         if given.until_ms is not None and given.until_ms <= self.now:
             raise Refused(
                 "invalid", f"until {given.until_ms} ms has passed; now is {self.now} ms", path="$.until_ms"
@@ -133,6 +129,7 @@ class Decision:
         self.mark_held()
 
     def interrupt(self, given: InterruptRequested) -> None:
+        """Cut the running turn and keep everything automatic away for a while."""
         for_ms = self.settings.gate.interrupt_for_ms if given.for_ms is None else given.for_ms
         self.close(
             Interrupted(by=given.by, reason=given.reason, until_ms=self.now + for_ms), cause="interrupt"
@@ -143,6 +140,7 @@ class Decision:
         self.mark_held()
 
     def open_by_hand(self, given: GateOpenRequested) -> None:
+        """Remove what `gate open` may remove."""
         if given.kind is not None and given.kind not in gate.OPENED_BY_HAND:
             raise Refused(
                 "conflict",
@@ -199,10 +197,12 @@ class Decision:
         occurrences.settle(self, waiting, "skipped")
 
     def arrived(self, given: EnvelopeArrived) -> None:
+        """Accept an envelope and judge what waits."""
         self.envelope = self.accept(given.source, given.text, by=given.by, dedupe=given.dedupe)
         self.judge()
 
     def drop(self, given: DropRequested) -> None:
+        """Drop one waiting envelope by hand."""
         waiting = next((w for w in self.session.inbox if w.id == given.id), None)
         if waiting is None:
             raise Refused("not_found", f"no envelope {given.id!r} waits in session {self.session.name!r}")
@@ -283,8 +283,13 @@ class Decision:
     def cut(self, cause: str, *, by: str, boot: int = 0) -> None:
         """End the running turn now, if there is one; what was streamed so far is kept."""
         turn = self.session.turn
-        if turn is None:
-            return
+        if turn is not None:
+            self._interrupt(cause, by=by, boot=boot)
+            self._after_turn(turn.stopping)
+
+    def _interrupt(self, cause: str, *, by: str, boot: int = 0) -> None:
+        turn = self.session.turn
+        assert turn is not None
         self.emit(
             ev.TurnInterrupted(
                 n=turn.n,
@@ -299,9 +304,9 @@ class Decision:
             )
         )
         self.effects.append(CancelTurn(turn.n, cause))
-        self._after_turn(turn.stopping)
 
     def stepped(self, given: StepReported) -> None:
+        """Record a step, act on what the rules found, show waiting notes to the model."""
         turn, done = self.session.turn, given.done
         assert turn is not None
         found = self.emit(
@@ -320,7 +325,7 @@ class Decision:
                 phase=self.session.phase or None,
             )
         )
-        self._act_on(found)
+        ladder.act_on(self, found)
         turn = self.session.turn
         assert turn is not None
         limit = turn.steps >= self.settings.turn.max_steps
@@ -331,6 +336,7 @@ class Decision:
                     self.emit(ev.EnvelopeDelivered(id=waiting.id, n=turn.n))
 
     def turn_ended(self, given: TurnEnded) -> None:
+        """Record the end of a turn and go on with what waits."""
         turn, end = self.session.turn, given.end
         assert turn is not None
         outcome: str = end.outcome
@@ -349,12 +355,12 @@ class Decision:
         )
         stopping = turn.stopping
         if outcome in {"model_error", "failed"}:
-            self._back_off_from_provider(turn.trigger, end.cause or end.outcome, end.retry_after_ms)
+            provider.back_off(self, turn.trigger, end.cause or end.outcome, end.retry_after_ms)
         if end.goal_complete and self.session.goal is not None and self.session.goal.status == "active":
             self.emit(ev.GoalChanged(status="complete", origin="model", note="the script is at its end"))
         if turn.passing and turn.progressed:
             self.change_gate(gate.Open(("Degeneration",)), cause="progress", by="daemon")
-        for verdict in self._act_on(found):
+        for verdict in ladder.act_on(self, found):
             stopping = verdict
         self._after_turn(stopping)
 
@@ -363,81 +369,13 @@ class Decision:
             rule = stopping.removeprefix("terminate:")
             self.end("aborted_stuck", rule, by=f"rule:{rule}", rule=rule)
             return
-        self._back_off_from_silence()
+        continuation.back_off(self)
         self.judge()
-
-    def _back_off_from_silence(self) -> None:
-        waits = self.settings.continuation.backoff_s
-        over = self.session.toolless_continuations - self.settings.continuation.backoff_after
-        active = self.session.goal is not None and self.session.goal.status == "active"
-        if waits and over >= 0 and active:
-            until = self.now + waits[min(over, len(waits) - 1)] * 1_000
-            reason = f"{self.session.toolless_continuations} continuations in a row without a tool call"
-            self.close(ContinuationBackoff(by="daemon", reason=reason, until_ms=until), cause="backoff")
-
-    def _back_off_from_provider(self, trigger: Trigger, cause: str, retry_after_ms: int | None) -> None:
-        bounds = self.settings.gate
-        wait = bounds.provider_backoff_ms * 2 ** min(self.session.provider_failures, 20)
-        wait = max(min(wait, bounds.provider_backoff_max_ms), retry_after_ms or 0)
-        self.close(
-            ProviderBackoff(by="daemon", reason=cause, cause=cause[:200], until_ms=self.now + wait),
-            cause="provider",
-        )
-        continues = self.session.goal is not None and self.session.goal.status == "active"
-        if trigger is not Trigger.CONTINUATION and not continues:
-            self.accept(Source.REWAKE, PROVIDER_IS_BACK, by="daemon", due_ms=self.now + wait)
-
-    # -- detection ------------------------------------------------------------------------
-
-    def _act_on(self, found: rules.Verdicts) -> list[str]:
-        """Record findings, close the gate or leave notes. Returns `terminate:…` verdicts."""
-        ends: list[str] = []
-        for failure in found.failures:
-            self.emit(ev.DetectorFailed(rule=failure.rule, cause="raised", error=failure.error[:4_000]))
-        for finding in found.findings:
-            relapse = self.session.relapses.get(finding.loop_id, 0)
-            detection = self.session.ss + 1
-            self.emit(
-                ev.DegenerationDetected(
-                    rule=finding.rule,
-                    verdict=finding.verdict,
-                    level=finding.level,
-                    score=finding.score,
-                    threshold=finding.threshold,
-                    unit=finding.unit,
-                    window=finding.window,
-                    evidence=finding.evidence,
-                    loop_id=finding.loop_id,
-                    config_revision=config_revision(self.settings),
-                    tokens_since_onset=finding.onset_tokens,
-                    shadow=finding.shadow,
-                    relapse=relapse,
-                )
-            )
-            if finding.shadow:
-                continue
-            if finding.verdict == "close":
-                reason = f"{finding.rule}: {finding.score} {finding.unit} (threshold {finding.threshold})"
-                self.close(
-                    Degeneration(
-                        by=f"rule:{finding.rule}",
-                        reason=reason,
-                        until_ms=self.now + finding.close_ms,
-                        rule=finding.rule,
-                        detection=detection,
-                        relapse=relapse,
-                    ),
-                    cause="detection",
-                )
-            if finding.note is not None:
-                self.accept(Source.SYSTEM, finding.note, by=f"rule:{finding.rule}")
-            if finding.verdict == "terminate":
-                ends.append(f"terminate:{finding.rule}")
-        return ends
 
     # -- goal, end, time ------------------------------------------------------------------
 
     def change_goal(self, given: GoalChangeRequested) -> None:
+        """Change the goal as a person asked."""
         if given.text is None:
             goal.check_user_change(self.session.goal, given.status)
         self.emit(
@@ -448,10 +386,8 @@ class Decision:
         self, status: str, stop_reason: str, *, by: str, explanation: str = "", rule: str | None = None
     ) -> None:
         """Reach a terminal state: cut the turn, drop what waits, take the holds away, say so last."""
-        turn = self.session.turn
-        if turn is not None:
-            self.session = replace(self.session, turn=replace(turn, stopping=None))
-            self._cut_for_end(by)
+        if self.session.turn is not None:
+            self._interrupt("ended", by=by)
         for waiting in self.session.inbox:
             self._drop(waiting, reason="session_ended", by=by)
         kinds = tuple(h.kind for h in self.session.gate.holds)
@@ -462,24 +398,8 @@ class Decision:
             ev.SessionEnded(status=status, stop_reason=stop_reason, rule=rule, explanation=explanation, by=by)
         )
 
-    def _cut_for_end(self, by: str) -> None:
-        turn = self.session.turn
-        assert turn is not None
-        self.emit(
-            ev.TurnInterrupted(
-                n=turn.n,
-                cause="ended",
-                phase=self.house.phase,
-                partial=self.house.partial,
-                partial_blob=self.house.partial_blob,
-                steps=turn.steps,
-                duration_ms=max(0, self.now - turn.started_ms),
-                by=by,
-            )
-        )
-        self.effects.append(CancelTurn(turn.n, "ended"))
-
     def recovered(self, given: Recovered) -> None:
+        """Mark the turn that the last daemon died in; hold a session that it always dies in."""
         if self.session.turn is None:
             return
         self.cut("crash", by="daemon", boot=given.boot)
@@ -492,23 +412,12 @@ class Decision:
             )
 
     def ticked(self) -> None:
+        """Carry out everything that is due."""
         if self.session.status != "live":
             return
         self.change_gate(gate.Tick(), cause="deadline", by="daemon")
         occurrences.fire_due(self)
         self.judge()
-        due = continuation_due(self.session, self.house)
+        due = continuation.due(self.session, self.house)
         if due is not None and due <= self.now:
             self._start_turn(())
-
-
-def continuation_due(session: Session, house: House) -> int | None:
-    """When the next continuation may start, or None while there is none to come."""
-    if session.status != "live" or session.turn is not None or not session.gate.is_open:
-        return None
-    if house.closed_by is not None or session.goal is None or session.goal.status != "active":
-        return None
-    if any(SOURCE_POLICIES[w.source].starts_turn for w in session.inbox):
-        return None
-    last = max(session.last_turn_ms, session.goal.set_ms, session.created_ms)
-    return last + house.settings.continuation.min_gap_ms

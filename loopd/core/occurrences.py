@@ -28,13 +28,16 @@ class Decides(Protocol):
     now: int
     envelope: str | None
 
-    def emit(self, event: Event) -> rules.Verdicts: ...
+    def emit(self, event: Event) -> rules.Verdicts:
+        """Add an event and follow it."""
 
     def accept(
         self, source: Source, text: str, *, by: str, job: str | None = None, due_ms: int | None = None
-    ) -> str: ...
+    ) -> str:
+        """Make an envelope durable."""
 
-    def judge(self) -> None: ...
+    def judge(self) -> None:
+        """Judge all that waits."""
 
 
 def hold(decision: Decides, waiting: Waiting) -> None:

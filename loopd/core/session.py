@@ -13,8 +13,8 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, gate, occurrences
-from loopd.core.decision import Decision, continuation_due
+from loopd.core import agent_tools, continuation, gate, occurrences
+from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
     AgentAsked,
@@ -142,7 +142,7 @@ def next_deadline(session: Session, house: House) -> int | None:
     """The earliest moment at which the session has to be `Ticked`, or None."""
     if session.status != "live":
         return None
-    moments = [gate.deadline_of(session.gate), continuation_due(session, house)]
+    moments = [gate.deadline_of(session.gate), continuation.due(session, house)]
     moments += [job.next_ms for job in session.crons]
     moments += [wake.due_ms for wake in session.wakes]
     if session.turn is None and house.closed_by is None and not session.gate.is_open:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from loopd_protocol.events import Event
 
 from loopd.core.state import Session
+from loopd_protocol.events import Event
 
 
 class Idempotency(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,9 +25,11 @@ from loopd_protocol.events import Event, ToolCall
 class Clock(Protocol):
     """The only source of time. `now_ms`: wall clock, UTC; `monotonic_ms`: never goes back."""
 
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch (UTC)."""
 
-    def monotonic_ms(self) -> int: ...
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some moment."""
 
 
 class TurnHost(Protocol):
@@ -64,7 +66,8 @@ class Driver(Protocol):
     and propagates; nothing of the turn runs afterwards.
     """
 
-    async def take_turn(self, request: TurnRequest, host: TurnHost) -> TurnEnd: ...
+    async def take_turn(self, request: TurnRequest, host: TurnHost) -> TurnEnd:
+        """Take one turn; see the class."""
 
     def render(self, request: TurnRequest) -> bytes | None:
         """The exact bytes of the model request that `take_turn` would send first; None if there are none."""
@@ -77,7 +80,8 @@ class Store(Protocol):
     """The journal with its projections."""
 
     @property
-    def log_id(self) -> str: ...
+    def log_id(self) -> str:
+        """Identity of the log."""
 
     @property
     def head(self) -> int:
@@ -102,7 +106,8 @@ class Store(Protocol):
         `conflict` when an earlier batch of the same session failed); then nothing of it is stored.
         """
 
-    async def load_session(self, sid: str) -> Session | None: ...
+    async def load_session(self, sid: str) -> Session | None:
+        """The state of a session as last committed."""
 
     async def find_session(self, ref: str) -> str | None:
         """`sid` of a session by its id or its unique name."""
@@ -128,14 +133,14 @@ class Store(Protocol):
     async def events_at(self, sid: str, numbers: Sequence[int]) -> list[StoredEvent]:
         """Events of a session by their `ss`, in order."""
 
-    async def blob(self, sha: str) -> bytes | None: ...
+    async def blob(self, sha: str) -> bytes | None:
+        """Content by its SHA-256 (hex)."""
 
     async def turn_events(self, sid: str, n: int) -> list[StoredEvent]:
         """All events of turn `n`, and the accepted envelopes that it consumed, in order of `ss`."""
 
-    async def last_turn_before(self, sid: str, seq: int) -> int | None: ...
-
-    async def occurrences(self, sid: str, job: str | None, limit: int) -> list[dict[str, Any]]: ...
+    async def occurrences(self, sid: str, job: str | None, limit: int) -> list[dict[str, Any]]:
+        """What became of due moments, newest first."""
 
     async def cron_jobs(self) -> list[dict[str, Any]]:
         """All cron jobs of live sessions, as `cron.list` shows them."""
@@ -143,13 +148,15 @@ class Store(Protocol):
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Hash of the command, its stored result and its `seq`, for a key that was used before."""
 
-    async def verify(self, *, sid: str | None, suspended_since: int | None) -> dict[str, Any]: ...
+    async def verify(self, *, sid: str | None, suspended_since: int | None) -> dict[str, Any]:
+        """A proof object; see `loopctl verify`."""
 
 
 class Telemetry(Protocol):
     """Counts what happened; never fails, never waits."""
 
-    def committed(self, events: Iterable[StoredEvent]) -> None: ...
+    def committed(self, events: Iterable[StoredEvent]) -> None:
+        """Count events that are durable now."""
 
 
 DriverFactory = Callable[[str, Mapping[str, Any], str | None], Driver]

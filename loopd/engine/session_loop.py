@@ -154,7 +154,7 @@ class SessionLoop:
             principal,
             dict(blobs or {}),
             answer(advanced) if answer else None,
-            keeps_messages,
+            keeps_messages=keeps_messages,
         )
 
     def created(
@@ -172,7 +172,7 @@ class SessionLoop:
         self.session = session
         return self._write(None, advanced, now, principal, {}, idempotency, keeps_messages=False)
 
-    def _write(
+    def _write(  # noqa: PLR0917
         self,
         before: Session | None,
         advanced: Advanced,
@@ -180,7 +180,8 @@ class SessionLoop:
         principal: str,
         blobs: dict[str, bytes],
         idempotency: Idempotency | None,
-        keeps_messages: bool,  # noqa: FBT001
+        *,
+        keeps_messages: bool,
     ) -> Pending:
         facts: list[Fact] = []
         messages: list[Message] = []

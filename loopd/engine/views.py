@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loopd.core.decision import continuation_due
+from loopd.core import continuation
 from loopd.core.inputs import House
 from loopd.core.session import next_deadline
 from loopd.core.settings import settings_for
@@ -161,12 +161,12 @@ def why_view(session: Session, closed_by: str | None) -> dict[str, Any]:
     by = (*kinds, closed_by) if closed_by else kinds
     held = [w for w in session.inbox if SOURCE_POLICIES[w.source].starts_turn]
     deadline = next_deadline(session, house)
-    continuation = continuation_due(session, house)
+    resumes = continuation.due(session, house)
     if session.turn is not None:
         upcoming: dict[str, Any] | None = {"what": "turn_end", "at_ms": None}
     elif deadline is None:
         upcoming = None
-    elif continuation is not None and continuation == deadline:
+    elif resumes is not None and resumes == deadline:
         upcoming = {"what": "continuation", "at_ms": deadline}
     elif any(h.until_ms == deadline for h in session.gate.holds):
         upcoming = {"what": "hold_ends", "at_ms": deadline}
