@@ -17,14 +17,11 @@ from loopd.core.inputs import (
     DropRequested,
     Effect,
     EnvelopeArrived,
-    GateOpenRequested,
     GoalChangeRequested,
     House,
-    InterruptRequested,
     Recovered,
     StartTurn,
     StepReported,
-    SuspendRequested,
     TurnEnded,
 )
 from loopd.core.state import Session, Waiting
@@ -34,8 +31,6 @@ from loopd_protocol.events import Event
 from loopd_protocol.holds import (
     AnyHold,
     CrashLoop,
-    Interrupted,
-    UserSuspend,
 )
 from loopd_protocol.sources import SOURCE_POLICIES, Source, Trigger
 
@@ -113,45 +108,6 @@ class Decision:
 
     def _may_pass(self) -> bool:
         return self.now - self.session.last_pass_ms >= self.settings.gate.pass_gap_ms
-
-    def suspend(self, given: SuspendRequested) -> None:
-        """Set or replace `UserSuspend`; a running turn ends as the mode says."""
-        if given.until_ms is not None and given.until_ms <= self.now:
-            raise Refused(
-                "invalid", f"until {given.until_ms} ms has passed; now is {self.now} ms", path="$.until_ms"
-            )
-        hold = UserSuspend(
-            by=given.by, reason=given.reason, until_ms=given.until_ms, quarantine=given.quarantine
-        )
-        self.close(hold, cause="suspend")
-        if given.mode != "after_turn":
-            self.cut("kill" if given.mode == "kill" else "suspend", by=given.by)
-        self.mark_held()
-
-    def interrupt(self, given: InterruptRequested) -> None:
-        """Cut the running turn and keep everything automatic away for a while."""
-        for_ms = self.settings.gate.interrupt_for_ms if given.for_ms is None else given.for_ms
-        self.close(
-            Interrupted(by=given.by, reason=given.reason, until_ms=self.now + for_ms), cause="interrupt"
-        )
-        if given.suspend:
-            self.close(UserSuspend(by=given.by, reason=given.reason), cause="suspend")
-        self.cut("interrupt", by=given.by)
-        self.mark_held()
-
-    def open_by_hand(self, given: GateOpenRequested) -> None:
-        """Remove what `gate open` may remove."""
-        if given.kind is not None and given.kind not in gate.OPENED_BY_HAND:
-            raise Refused(
-                "conflict",
-                f"{given.kind} is not opened by hand; expected one of {', '.join(sorted(gate.OPENED_BY_HAND))} "
-                "(use `unsuspend` for UserSuspend)",
-            )
-        kinds = (given.kind,) if given.kind else tuple(gate.OPENED_BY_HAND)
-        if given.kind and gate.hold_of(self.session.gate, given.kind) is None:
-            raise Refused("conflict", f"no hold {given.kind} stands on session {self.session.name!r}")
-        self.change_gate(gate.Open(kinds), cause="gate_open", by=given.by)
-        self.judge()
 
     # -- envelopes ------------------------------------------------------------------------
 

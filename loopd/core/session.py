@@ -13,7 +13,7 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, continuation, gate, occurrences
+from loopd.core import agent_tools, continuation, controls, gate, occurrences
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
@@ -74,14 +74,14 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case EnvelopeArrived():
             decision.arrived(given)
         case SuspendRequested():
-            decision.suspend(given)
+            controls.suspend(decision, given)
         case UnsuspendRequested():
             decision.change_gate(gate.Open(("UserSuspend",)), cause="unsuspend", by=given.by)
             decision.judge()
         case InterruptRequested():
-            decision.interrupt(given)
+            controls.interrupt(decision, given)
         case GateOpenRequested():
-            decision.open_by_hand(given)
+            controls.open_by_hand(decision, given)
         case GateExtendRequested():
             decision.change_gate(gate.Extend(given.kind, given.until_ms), cause="gate_extend", by=given.by)
         case HoldRequested():
