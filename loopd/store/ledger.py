@@ -344,7 +344,7 @@ def _out_of_order(append: Append, ss: int) -> Refused | None:
     where = f"session {append.sid!r} is at event {ss}"
     if facts[0].ss != ss + 1:
         return Refused("conflict", f"{where}; the batch begins at {facts[0].ss} (an earlier one failed?)")
-    if any(fact.ss != ss + i for i, fact in enumerate(facts, 1)):
+    if len(facts) > 1 and any(fact.ss != ss + i for i, fact in enumerate(facts, 1)):
         return Refused("conflict", f"{where}; the batch has {[f.ss for f in facts]}, which is no run")
     if append.after is None or append.after.ss != facts[-1].ss:
         found = append.after.ss if append.after is not None else None

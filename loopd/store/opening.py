@@ -12,7 +12,7 @@ from loopd.store.ledger import Ledger
 from loopd.store.schema import check_identity, migrate, migrations
 from loopd_protocol.errors import Refused
 
-PAGE_BYTES = 8_192
+PAGE_BYTES = 16_384
 CACHE_KIB = 8_192
 READER_CACHE_KIB = 2_048
 STATEMENTS_KEPT = 256

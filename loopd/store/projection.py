@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
+from loopd.core.inputs import tokens_of
 from loopd.core.passive import passive_row
 from loopd.core.state import Session, Waiting
 from loopd.core.writes import PassiveRow
@@ -24,17 +26,22 @@ PASSIVE_COLUMNS: tuple[str, ...] = PassiveRow.__struct_fields__
 SESSION_COLUMNS = (*PASSIVE_COLUMNS, "ss", "state")
 
 _INBOX_KEY = ("sid", "ss")
-_TURN_UPDATE = """last_seq = max(last_seq, excluded.last_seq), last_ss = max(last_ss, excluded.last_ss),
-    outcome = CASE excluded.outcome WHEN '' THEN outcome ELSE excluded.outcome END,
-    ended_ms = coalesce(excluded.ended_ms, ended_ms), steps = max(steps, excluded.steps),
-    tokens = tokens + excluded.tokens"""
+_TURN_UPDATE = """outcome = excluded.outcome, ended_ms = excluded.ended_ms,
+    last_seq = excluded.last_seq, last_ss = excluded.last_ss, steps = excluded.steps,
+    tokens = excluded.tokens"""
+"""A turn's row is written when it begins and when it ends, not at each step."""
+
+_SELDOM = ("name", "status", "preset", "labels")
+"""Columns of indexes, and those that a session keeps for life: left out of the usual update, which then
+touches no index. They are written by themselves when they change."""
 
 SESSION = Table(
     "session",
     SESSION_COLUMNS,
     ("num",),
-    overwriting([c for c in SESSION_COLUMNS if c not in {"num", "sid", "created_ms"}]),
+    overwriting([c for c in SESSION_COLUMNS if c not in {"num", "sid", "created_ms", *_SELDOM}]),
 )
+_UPDATE_SELDOM = f"UPDATE session SET {', '.join(f'{c} = ?' for c in _SELDOM)} WHERE num = ?"  # noqa: S608  (constants)
 HOLD = Table("hold", ("sid", "kind", "until_ms", "body"), ("sid", "kind"), overwriting(("until_ms", "body")))
 INBOX = Table(
     "inbox",
@@ -131,6 +138,7 @@ class Plan:
 
     def __init__(self) -> None:
         self._spans: dict[int, list[Session | None]] = {}
+        self._use: dict[tuple[int, int], list[int]] = {}
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
         self._occurrences: dict[tuple[int, str, int, bool], tuple[Any, ...]] = {}
         self._effects: dict[tuple[int, str], list[Any]] = {}
@@ -163,13 +171,19 @@ class Plan:
         holds: list[tuple[Any, ...]] = []
         inbox: list[tuple[Any, ...]] = []
         crons: list[tuple[Any, ...]] = []
+        seldom: list[tuple[Any, ...]] = []
         for num, (before, after) in self._spans.items():
             assert after is not None
-            sessions.append((*_columns(after), after.ss, _encode_state(after)))
+            passive = passive_row(after)
+            sessions.append((*astuple(passive), after.ss, _encode_state(after)))
+            if before is not None and any(getattr(before, c) != getattr(after, c) for c in _SELDOM):
+                seldom.append((*(getattr(passive, c) for c in _SELDOM), num))
             _holds(num, before, after, holds, gone["hold"])
             _inbox(num, before, after, inbox, gone["inbox"])
             _crons(num, before, after, crons, gone["cron"])
         insert(connection, SESSION, sessions)
+        for row in seldom:
+            connection.execute(_UPDATE_SELDOM, row)
         for table, key in (("hold", ("sid", "kind")), ("inbox", _INBOX_KEY), ("cron", ("sid", "job"))):
             if gone[table]:
                 delete(connection, table, key, gone[table])
@@ -218,24 +232,33 @@ class Plan:
         event: ev.TurnStarted = row.event  # type: ignore[assignment]
         turn = self._turn(num, row, event.n)
         turn["trigger"], turn["manifest"] = str(event.trigger), event.manifest
+        self._use[num, event.n] = [0, 0]
         if event.envelopes:
             where = {w.id: w.ss for w in before.inbox} if before is not None else {}
             where |= {p.event.id: p.ss for p in placed if isinstance(p.event, ev.EnvelopeAccepted)}
             turn["consumed"] = _encode_json(sorted(where.get(e, 0) for e in event.envelopes)).decode()
 
-    def _stepped(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
-        event: ev.TurnStep = row.event  # type: ignore[assignment]
-        turn = self._turn(num, row, event.n)
-        turn["steps"] = max(turn["steps"], event.step)
-        if event.usage is not None:
-            turn["tokens"] += event.usage.input_tokens + event.usage.output_tokens
+    def _used(self, num: int, before: Session | None, n: int) -> list[int]:
+        """Steps and tokens of a running turn so far; kept in the plan, in the state between plans."""
+        used = self._use.get((num, n))
+        if used is None:
+            turn = before.turn if before is not None else None
+            known = turn is not None and turn.n == n
+            used = self._use[num, n] = [turn.steps, turn.tokens] if turn and known else [0, 0]
+        return used
 
-    def _ended(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
+    def _stepped(self, num: int, before: Session | None, _placed: Any, row: Placed) -> None:
+        event: ev.TurnStep = row.event  # type: ignore[assignment]
+        used = self._used(num, before, event.n)
+        used[0] = event.step
+        used[1] += tokens_of(event.usage)
+
+    def _ended(self, num: int, before: Session | None, _placed: Any, row: Placed) -> None:
         event: ev.TurnCompleted | ev.TurnInterrupted = row.event  # type: ignore[assignment]
         turn = self._turn(num, row, event.n)
         turn["outcome"] = event.outcome if isinstance(event, ev.TurnCompleted) else "interrupted"
         turn["ended_ms"] = row.at_ms
-        turn["steps"] = max(turn["steps"], event.steps)
+        turn["steps"], turn["tokens"] = self._used(num, before, event.n)
 
     def _occurred(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
         event: ev.CronOccurrence = row.event  # type: ignore[assignment]
@@ -290,11 +313,6 @@ _FOLDS: dict[type[ev.Event], str] = {
 
 
 # -- state ------------------------------------------------------------------------------------------
-
-
-def _columns(session: Session) -> tuple[Any, ...]:
-    row = passive_row(session)
-    return tuple([getattr(row, column) for column in PASSIVE_COLUMNS])
 
 
 def _holds(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
