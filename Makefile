@@ -56,7 +56,7 @@ demo: $(VENV)/.run ## a real incident replayed in fast time: a degenerating agen
 	@$(BIN)/loopd demo
 
 demo-real: $(VENV)/.run ## the same with a real small model, which really degenerates (about 220 MB to install)
-	@$(BIN)/python deploy/demo_real.py
+	@$(BIN)/python -m loopd.testing.demo_real
 
 test: $(VENV)/.dev ## the tests, in under 5 minutes
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(PYTEST)
