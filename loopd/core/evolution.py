@@ -187,7 +187,10 @@ def _turn_started(session: Session, event: ev.TurnStarted, at_ms: int) -> Sessio
 def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, rules.Verdicts]:
     turn = session.turn
     assert turn is not None, "turn.step without a running turn"
-    record = step_record(event, trigger=turn.trigger, at_ms=at_ms)
+    text = event.text
+    if event.text_blob is not None:
+        text = f"{event.text}\0{event.text_blob}"  # equal iff the whole texts are equal
+    record = replace(step_record(event, trigger=turn.trigger, at_ms=at_ms), text=text)
     found = rules.observe_step(session.rules, _settings(session).rules, record)
     tokens = tokens_of(event.usage)
     moved = bool(event.state_fingerprint) and event.state_fingerprint != session.fingerprint
@@ -213,7 +216,7 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
             steps=event.step,
             calls=turn.calls + len(event.calls),
             tokens=turn.tokens + tokens,
-            text=event.text,
+            text=text,
             progressed=turn.progressed or progressed,
         ),
     ), found
@@ -260,7 +263,8 @@ def _interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Ses
 
 
 def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Session:
-    state = rules.restart_scope(session.rules)
+    # An agent that flips its own goal's status must not wipe the evidence against it.
+    state = rules.restart_scope(session.rules) if event.origin == "user" else session.rules
     if event.status == "cleared":
         return replace(session, goal=None, rules=state)
     old = session.goal

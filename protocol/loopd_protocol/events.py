@@ -499,7 +499,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 EVENT_VERSION = 1
 """`kv` of all kinds above; a kind whose meaning changes gets its own, higher number."""
 
-_DECODER = msgspec.json.Decoder(AnyEvent)
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(AnyEvent)
 
 
 def decode(body: bytes) -> Event:
