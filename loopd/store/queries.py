@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loopd.core.state import Session
+from loopd.core.state import CronJob, Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store.ledger import IDEMPOTENCY_KEPT_MS, unpacked
 from loopd.store.opening import Boot
@@ -23,6 +23,8 @@ WINDOW_ROWS = 4_096
 
 TURN_EVENTS_MAX = 20_000
 POINTS_PER_STATEMENT = 256
+
+_decode_job = msgspec.json.Decoder(CronJob).decode
 
 _EVENT = """SELECT j.seq, s.sid, j.ss, j.at_ms, j.kind, j.kv, coalesce(j.body, x''), j.turn, j.cause_seq,
     j.blob, j.principal FROM journal AS j LEFT JOIN session AS s ON s.num = j.sid"""
@@ -287,6 +289,20 @@ def occurrences(
     )
     names = ("job", "due_ms", "manual", "result", "envelope", "late_ms", "at_ms", "seq")
     return [{**dict(zip(names, row, strict=True)), "manual": bool(row[2])} for row in rows]
+
+
+def cron_jobs(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    """All cron jobs of live sessions, in order of the sessions' creation."""
+    rows = connection.execute(
+        "SELECT s.sid, c.body FROM cron AS c JOIN session AS s ON s.num = c.sid "
+        "WHERE s.status = 'live' ORDER BY c.sid, c.job"
+    )
+    jobs = []
+    for sid, body in rows:
+        job = msgspec.structs.asdict(_decode_job(body))
+        del job["last_manual_ms"]
+        jobs.append({"sid": sid, **job})
+    return jobs
 
 
 def idempotent(

@@ -116,6 +116,10 @@ class Reading(ABC):
         """What became of the due moments of cron jobs, newest first."""
         return await self._read(queries.occurrences, sid, job, limit)
 
+    async def cron_jobs(self) -> list[dict[str, Any]]:
+        """All cron jobs of live sessions, as `cron.list` shows them."""
+        return await self._read(queries.cron_jobs)
+
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Command hash, result and `seq` of a key that was used within seven days, or None."""
         return await self._read(queries.idempotent, principal, key, self.last_at_ms)
