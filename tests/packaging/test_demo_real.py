@@ -10,16 +10,10 @@ import anyio
 import anyio.abc
 import pytest
 
-from loopd.testing.demo_real import Broken, Relay, expect
+from loopd.testing.demo_real import Relay
 from loopd.testing.realmodel import FOLDER, RealModel
 
 TOP = Path(__file__).resolve().parents[2]
-
-
-def test_a_broken_promise_ends_the_story() -> None:
-    expect(True, "held")
-    with pytest.raises(Broken, match="not held"):
-        expect([], "not held")
 
 
 @pytest.mark.anyio
@@ -62,5 +56,4 @@ def test_a_real_model_degenerates_and_is_caught_suspended_killed_and_brought_bac
         check=False,
     )
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "no request" not in told.stdout
-    assert "Degeneration" in told.stdout
+    assert "All of it happened" in told.stdout
