@@ -198,9 +198,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, known: dict[str, Any], noun: str) -> _T:
     try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        _refuse(str(error), data, known, noun)
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            # The wrong value may come before bytes that are no JSON at all: then that is said.
+            _refuse(str(error), data, known, noun)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused("bad_frame", f"{noun} is not JSON: {str(error)[:200]}") from None
     except RecursionError:
@@ -211,8 +213,8 @@ def _refuse(text: str, data: bytes, known: dict[str, Any], noun: str) -> NoRetur
     """Say what was wrong with a `noun` that is JSON but has the wrong form."""
     if not data.lstrip(b" \t\r\n").startswith(b"{"):
         raise Refused("bad_frame", f"{noun} is not a JSON object")
+    tag = _tag.decode(data).t
     if noun != "event":
-        tag = _tag.decode(data).t
         if not isinstance(tag, str):
             met = "no type `t`" if tag is None else f"{type(tag).__name__} as its type `t`"
             raise Refused("unknown_type", f"{noun} has {met}; expected a string", path="$.t")

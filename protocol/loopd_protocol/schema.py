@@ -50,14 +50,16 @@ def build() -> Document:
         group: {tag: {"$ref": f"#/$defs/{cls.__name__}"} for tag, cls in members.items()}
         for group, members in groups.items()
     }
-    return {
+    document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "loopd protocol",
         "version": PROTOCOL_VERSION,
         **by_group,
         "errors": {code: {"http": row.http, "exit": row.exit} for code, row in ERRORS.items()},
-        "$defs": components,
+        "$defs": _portable(components),
     }
+    plain: Document = json.loads(json.dumps(document))  # tuples among the defaults become arrays
+    return plain
 
 
 @functools.cache
@@ -101,6 +103,16 @@ def compare(old: Document, new: Document) -> list[Change]:
 def breaking(old: Document, new: Document) -> list[Change]:
     """Only the changes that may not happen within a major version."""
     return [change for change in compare(old, new) if change.breaking]
+
+
+def _portable(node: Any) -> Any:
+    r"""Patterns as ECMA 262 has them: there `$` is the very end, and `\\Z` is the letter Z."""
+    if isinstance(node, dict):
+        pattern = node.get("pattern")
+        if isinstance(pattern, str) and pattern.endswith("\\Z"):
+            node = {**node, "pattern": pattern.removesuffix("\\Z") + "$"}
+        return {key: _portable(value) for key, value in node.items()}
+    return [_portable(value) for value in node] if isinstance(node, list) else node
 
 
 def _bare(node: Any, *, in_names: bool = False) -> Any:
