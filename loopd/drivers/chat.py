@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import msgspec
@@ -48,7 +49,7 @@ class ChatDriver:
         jitter: random numbers in [0, 1).
 
     Raises:
-        Refused: `invalid` when the variable named by `api_key_env` is not set.
+        Refused: `invalid` when the variable named by `api_key_env` is not set, or `base_url` is no address.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ChatDriver:
         self._retry = retry or RetryPolicy()
         self._limits = limits or Limits()
         self._jitter = jitter
-        self._url = spec.base_url.rstrip("/") + "/chat/completions"
+        self._url = completions_url(spec.base_url)
         self._toolbox = Toolbox(sid, workspace)
         _api_key(spec)
 
@@ -158,6 +159,30 @@ class ChatDriver:
                 done, ends = await self._toolbox.run(call, host)
                 calls.append(done)
         return tuple(calls), ends
+
+
+def completions_url(base_url: str) -> str:
+    """Where the requests go: `base_url` with `/chat/completions` behind its path.
+
+    Raises:
+        Refused: `invalid` when it has no host, a bad port or credentials in it.
+    """
+    try:
+        parts = urlsplit(base_url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise Refused("invalid", f"base_url {base_url!r}: {error}", path="$.driver.base_url") from error
+    if "@" in parts.netloc:
+        raise Refused(
+            "invalid", "base_url holds credentials; expected them in the variable that api_key_env names"
+        )
+    if not named or parts.scheme not in {"http", "https"}:
+        raise Refused(
+            "invalid",
+            f"base_url {base_url!r}; expected something like 'http://127.0.0.1:8080/v1'",
+            path="$.driver.base_url",
+        )
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/chat/completions", fragment=""))
 
 
 def _api_key(spec: ChatSpec) -> str | None:

@@ -165,24 +165,30 @@ class Endpoint:
         """Start serving."""
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._server.serve, [self._socket])
+        self._tasks.start_soon(self.serve_forever)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         """Stop; connections that are still open are closed."""
+        del kind, error, trace  # not for the task group, which would wrap what the block raised
         assert self._tasks is not None
-        self._server.should_exit = True
-        self._server.force_exit = True
+        self.stop()
         try:
-            return await self._tasks.__aexit__(kind, error, trace)
+            await self._tasks.__aexit__(None, None, None)
         finally:
             self._socket.close()
 
     async def serve_forever(self) -> None:
-        """Serve until cancelled, for the command line."""
-        await self._server.serve([self._socket])
+        """Serve until `stop`; a cancellation waits for that, so that the server always closes in order."""
+        with anyio.CancelScope(shield=True):
+            await self._server.serve([self._socket])
+
+    def stop(self) -> None:
+        """End serving; answers that are being sent are broken off."""
+        self._server.should_exit = True
+        self._server.force_exit = True
 
     async def wait_for_requests(self, count: int) -> None:
         """Wait until so many requests have arrived."""
@@ -406,7 +412,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 line = {"ready": True, "url": endpoint.base_url, "pid": os.getpid()}
                 print(json.dumps(line), flush=True)
                 async for _ in signals:
-                    tasks.cancel_scope.cancel()
+                    endpoint.stop()
                     return
 
     anyio.run(serve)

