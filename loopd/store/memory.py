@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class MemoryStore(Reading):
-    """Behaves like `SqliteStore` and forgets everything with `aclose`.
+    """Behaves like `SqliteStore`; its data live on only in its `image`.
 
     Attributes:
         refuse: when set, every later submission fails with it: a full disk, for tests of others.
@@ -61,6 +61,7 @@ class MemoryStore(Reading):
         self._head = self._ledger.seq
         self._queue: list[Item] = []
         self._closed = False
+        self._last_image = b""
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,15 +75,16 @@ class MemoryStore(Reading):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Commit what is queued and forget everything."""
+        """Commit what is queued and close; `image` still answers."""
         if not self._closed:
             self._flush()
             self._closed = True
+            self._last_image = self._connection.serialize()
             self._connection.close()
 
     def image(self) -> bytes:
         """The committed data, as if the process had died now: hand it to another `MemoryStore`."""
-        return self._connection.serialize()
+        return self._last_image if self._closed else self._connection.serialize()
 
     @property
     def log_id(self) -> str:
