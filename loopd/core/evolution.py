@@ -111,8 +111,15 @@ def _created(event: ev.SessionCreated, at_ms: int) -> Session:
 
 
 def _accepted(session: Session, event: ev.EnvelopeAccepted, at_ms: int) -> Session:
+    manual = any(j.job == event.job and j.last_manual_ms == event.due_ms for j in session.crons)
     waiting = Waiting(
-        id=event.id, ss=session.ss, source=event.source, at_ms=at_ms, job=event.job, due_ms=event.due_ms
+        id=event.id,
+        ss=session.ss,
+        source=event.source,
+        at_ms=at_ms,
+        job=event.job,
+        due_ms=event.due_ms,
+        manual=manual and event.source is Source.CRON,
     )
     wakes = session.wakes
     if event.source is Source.REWAKE and event.job is not None:

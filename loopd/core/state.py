@@ -42,6 +42,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         count: how many envelopes of the same job this one stands for.
         held: an `envelope.held` event was written for it.
+        manual: it comes from `cron run`, not from the job's expression.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     due_ms: int | None = None
     count: int = 1
     held: bool = False
+    manual: bool = False
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

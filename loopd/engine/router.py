@@ -7,6 +7,7 @@ history, no driver. It is loaded when something arrives or comes due, and unload
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import OrderedDict
@@ -46,6 +47,12 @@ LOADED_IDLE_MAX = 256
 
 HISTORY_EVENTS = 2_000
 """Newest events of a session that are read when it is loaded."""
+
+FIRED_AT_ONCE = 256
+"""Deadlines that share a commit."""
+
+RETRY_MS = 1_000
+"""A deadline that could not be carried out is looked at again after this time."""
 
 BOOT_SPREAD_MS = 5_000
 """Deadlines that passed while the daemon was down are spread over at most this time."""
@@ -132,14 +139,32 @@ class Router:
             await loop.aclose()
 
     async def _fire(self, due: list[str]) -> None:
-        for sid in due:
-            try:
-                await (await self.loop_of(sid)).apply(Ticked()).committed()
-            except Refused as refusal:
-                logger.error("deadline not carried out", extra={"sid": sid, "code": refusal.code})
-                self.timers.arm(sid, self.clock.now_ms() + 1_000)
-            else:
-                self._rearm(sid)
+        for start in range(0, len(due), FIRED_AT_ONCE):
+            written = []
+            for sid in due[start : start + FIRED_AT_ONCE]:
+                try:
+                    loop = await self.loop_of(sid)
+                    pending = loop.apply(Ticked())
+                except Refused as refusal:
+                    logger.error("deadline not carried out", extra={"sid": sid, "code": refusal.code})
+                    self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
+                    continue
+                if pending.advanced.events:
+                    written.append(pending)
+                elif not loop.writing:
+                    self._look_again(loop)
+                # else the session is ahead of its row; the commit that is on its way arms it anew
+            for pending in written:
+                with contextlib.suppress(Refused):  # `lost` has armed it again
+                    await pending.committed()
+
+    def _look_again(self, loop: SessionLoop) -> None:
+        """Nothing was due after all: its row is out of date, for example because the house closed."""
+        self.changed(loop)
+        now = self.clock.now_ms()
+        armed = self.timers.deadline_of(loop.session.sid)
+        if armed is not None and armed <= now:
+            self.timers.arm(loop.session.sid, now + RETRY_MS)  # never spin on a deadline
 
     # -- finding and loading ----------------------------------------------------------------
 
@@ -250,7 +275,7 @@ class Router:
             loop.turn.cut = True
             loop.turn.scope.cancel()
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
-        self.timers.arm(loop.session.sid, self.clock.now_ms() + 1_000)
+        self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
 
     def _rearm(self, sid: str) -> None:
         row = self.rows.get(sid)

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 
 from loopd.engine.ports import Clock
 
@@ -83,6 +84,7 @@ class Timers:
             due = self.pop_due(self._clock.now_ms())
             if due:
                 await fire(due)
+                await anyio.lowlevel.checkpoint()  # however much is due, the rest of the daemon has its turn
                 continue
             self._wake = anyio.Event()
             first = self.next_ms()
