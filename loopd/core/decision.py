@@ -356,16 +356,18 @@ class Decision:
 
     def recovered(self, given: Recovered) -> None:
         """Mark the turn that the last daemon died in; hold a session that it always dies in."""
-        if self.session.turn is None:
+        turn = self.session.turn
+        if turn is None:
             return
-        self.cut("crash", by="daemon", boot=given.boot)
+        self._interrupt("crash", by="daemon", boot=given.boot)
         recent = [b for b in self.session.crash_boots if b > given.boot - 10]
-        if self.session.status == "live" and 0 < given.crash_loop_boots <= len(recent):
+        if 0 < given.crash_loop_boots <= len(recent):
             until = self.now + HOUR_MS * 2 ** (len(recent) - given.crash_loop_boots)
             reason = f"the daemon died in a turn of this session in {len(recent)} of its last 10 boots"
             self.close(
                 CrashLoop(by="daemon", reason=reason, until_ms=until, boots=len(recent)), cause="crash_loop"
             )
+        self._after_turn(turn.stopping)  # behind the hold: what waits must not start the next crash
 
     def ticked(self) -> None:
         """Carry out everything that is due."""
