@@ -51,7 +51,7 @@ def test_every_link_between_pages_leads_to_a_file() -> None:
 
 
 def parsed(command: str) -> None:
-    words = shlex.split(command.partition(" | ")[0], comments=True)[1:]
+    words = shlex.split(re.split(r" [|>] ", command)[0], comments=True)[1:]
     name, rest = find_verb(words)
     leaf_parser(name, VERBS[name]).parse_args(rest)
 
