@@ -42,6 +42,7 @@ from loopd_protocol.frames import (
 from loopd_protocol.framing import Splitter
 
 _RECV_BYTES = 262_144
+_SUB_FRAMES = 1_024
 
 
 class Disconnected(Exception):
@@ -119,15 +120,18 @@ class AsyncClient:
         kinds: Sequence[str] = (),
         snapshot: bool = False,
     ) -> AsyncIterator[ServerFrame]:
-        """Frames of a subscription, `subd` first. Reading slowly holds up this connection's reading.
+        """Frames of a subscription, `subd` first.
+
+        While 1,024 frames of it wait to be taken, nothing more is read from the connection, answers
+        neither: whoever may be slower than the log uses a connection for the subscription alone.
 
         Raises:
             Refused: the daemon refused it, or ended it.
             Disconnected: the connection ended.
         """
         sub_id = self._next_id()
-        # No buffer of its own: the socket is the buffer, the log is the queue.
-        sender, receiver = anyio.create_memory_object_stream[ServerFrame](0)
+        # Small: behind it the socket is the buffer, and the log is the queue.
+        sender, receiver = anyio.create_memory_object_stream[ServerFrame](_SUB_FRAMES)
         self._subs[sub_id] = sender
         selector = EventSelector(sids=tuple(sids), kinds=tuple(kinds))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -224,3 +225,29 @@ class Wire:
 async def dialled(path: str | os.PathLike[str]) -> AsyncIterator[Wire]:
     async with await anyio.connect_unix(os.fspath(path)) as stream:
         yield Wire(stream)
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Be somebody else for a moment; needs root. Whoever connects now is that user to the kernel."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def connected_as(uid: int, path: str) -> socket.socket:
+    """A connected socket of another user; needs root."""
+    os.chmod(os.path.dirname(path), 0o755)
+    os.chmod(path, 0o666)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with as_user(uid):
+        sock.connect(path)
+    sock.setblocking(False)
+    return sock

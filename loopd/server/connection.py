@@ -20,7 +20,7 @@ import msgspec
 from loopd.core.access import Answer, Caller
 from loopd.server.fanout import Subscription
 from loopd.server.house import House, Job
-from loopd.server.opening import first_cursor, snapshot_parts, welcome
+from loopd.server.opening import first_cursor, refusal, snapshot_parts, welcome
 from loopd.server.rendering import Encoding, make_filter
 from loopd_protocol import codec
 from loopd_protocol.commands import SessionGet
@@ -35,14 +35,12 @@ from loopd_protocol.frames import (
     ClientFrame,
     Cmd,
     Cursor,
-    Err,
     EventSelector,
     Gap,
     Hello,
     Ok,
     Ping,
     Pong,
-    Retry,
     ServerFrame,
     Snap,
     Sub,
@@ -58,12 +56,6 @@ _NOBODY = Caller(principal="nobody", scopes=frozenset())
 class Connection(asyncio.Protocol):
     """One client. Made by the listener, driven by the event loop."""
 
-    __slots__ = (
-        "_bad", "_closing_since", "_core_only", "_drained", "_drained_at", "_hello_timer", "_house",
-        "_inflight", "_loop", "_open", "_paused", "_splitter", "_subscribing", "_transport", "_wants_deltas", "_written",
-        "caller", "closing", "enc", "said_at", "subs",
-    )  # fmt: skip
-
     def __init__(self, house: House, loop: asyncio.AbstractEventLoop) -> None:
         self._house = house
         self._loop = loop
@@ -76,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._wants_deltas = False
         self._paused = False
         self._bad = 0
+        self._half_closed = False
         self._subscribing = 0
         self._written = 0
         self._drained = 0
@@ -143,10 +136,9 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Stay open for the answers of a peer that only stopped sending."""
-        if self._inflight or self.subs:
-            return True
-        self._close()
-        return False
+        self._half_closed = True
+        self._close_if_idle()
+        return not self.closing
 
     # -- what others see ----------------------------------------------------------------------
 
@@ -208,13 +200,12 @@ class Connection(asyncio.Protocol):
 
     def answer(self, frame: Cmd, answer: Answer | Refused) -> None:
         """A worker is done with a command."""
-        wanted = self._inflight.pop(frame.id, False)
-        if not wanted or self._transport.is_closing():
-            return
-        if isinstance(answer, Refused):
-            self._refuse(frame.id, answer)
-            return
-        self.say(Ok(id=frame.id, seq=answer.seq, rev=answer.rev, dup=answer.dup, r=answer.result))
+        if self._inflight.pop(frame.id, False):
+            if isinstance(answer, Refused):
+                self._refuse(frame.id, answer)
+            else:
+                self.say(Ok(id=frame.id, seq=answer.seq, rev=answer.rev, dup=answer.dup, r=answer.result))
+        self._close_if_idle()
 
     async def subscribe(self, frame: Sub) -> None:
         """Carry out a `sub`: names to ids, snapshot, first cursor.
@@ -353,6 +344,7 @@ class Connection(asyncio.Protocol):
         self._subscribing -= 1
         if self._inflight.pop(frame.id, False):
             self._refuse(frame.id, refused)
+        self._close_if_idle()
 
     async def _sid(self, ref: str) -> str:
         answer = await self._house.dispatcher.dispatch(SessionGet(sid=ref), self.caller)
@@ -368,16 +360,7 @@ class Connection(asyncio.Protocol):
         )
 
     def _refuse(self, frame_id: str | None, refused: Refused) -> None:
-        after_ms = refused.retry_after_ms
-        self.say(
-            Err(
-                id=frame_id,
-                code=refused.code,
-                msg=refused.message,
-                path=refused.path,
-                retry=None if after_ms is None else Retry(after_ms=after_ms),
-            )
-        )
+        self.say(refusal(frame_id, refused))
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -391,6 +374,10 @@ class Connection(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
+
+    def _close_if_idle(self) -> None:
+        if self._half_closed and not (self._inflight or self.subs or self.closing):
+            self._close()
 
     def _close(self) -> None:
         self.closing = True

@@ -93,11 +93,13 @@ def make_app(*, metrics: Callable[[], bytes], health: Health, hosts: Collection[
     def route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
         return Route(path, endpoint, methods=_METHODS)
 
-    return Starlette(
+    app = Starlette(
         routes=[route("/metrics", serve_metrics), route("/livez", livez), route("/readyz", readyz)],
         middleware=[Middleware(HostGuard, hosts=_LOOPBACK_NAMES | frozenset(hosts))],
         exception_handlers={404: _not_found, 405: _wrong_method},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def serve_http(

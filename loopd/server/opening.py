@@ -1,4 +1,4 @@
-"""How connections and subscriptions begin: `welcome`, the first cursor, the snapshot."""
+"""How connections and subscriptions begin, or do not: `welcome`, first cursor, snapshot, refusal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 
 from loopd.core.access import Caller
 from loopd.server.house import House
-from loopd_protocol.frames import CORE_VERSION, Auth, Cursor, Gap, Limits, Snap, Sub, Welcome
+from loopd_protocol.errors import Refused
+from loopd_protocol.frames import CORE_VERSION, Auth, Cursor, Err, Gap, Limits, Retry, Snap, Sub, Welcome
 from loopd_protocol.schema import digest
 
 CAPS = ("core-0", "sub", "snapshot", "delta", "msgpack", "cancel")
@@ -33,6 +34,18 @@ def welcome(house: House, caller: Caller, *, version: int) -> Welcome:
         auth=Auth(principal=caller.principal, scopes=tuple(sorted(caller.scopes))),
         head=Cursor(log=house.bus.log_id, seq=house.bus.head),
         now_ms=house.now_ms(),
+    )
+
+
+def refusal(frame_id: str | None, refused: Refused) -> Err:
+    """A refusal as a frame."""
+    after_ms = refused.retry_after_ms
+    return Err(
+        id=frame_id,
+        code=refused.code,
+        msg=refused.message,
+        path=refused.path,
+        retry=None if after_ms is None else Retry(after_ms=after_ms),
     )
 
 
