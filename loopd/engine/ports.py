@@ -109,6 +109,9 @@ class Store(Protocol):
     async def load_session(self, sid: str) -> Session | None:
         """The state of a session as last committed."""
 
+    async def load_sessions(self, sids: Sequence[str]) -> dict[str, Session]:
+        """The states of many sessions as last committed, by sid."""
+
     async def find_session(self, ref: str) -> str | None:
         """`sid` of a session by its id or its unique name."""
 

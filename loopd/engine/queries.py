@@ -47,12 +47,12 @@ class Queries:
             case cm.SessionList():
                 result = await self._list(command)
             case cm.SessionGet():
-                result = session_view((await self._router.loop_of(command.sid)).durable)
+                result = session_view(await self._router.state_of(command.sid))
             case cm.GateGet():
-                session = (await self._router.loop_of(command.sid)).durable
+                session = await self._router.state_of(command.sid)
                 result = {"sid": session.sid, **gate_view(session)}
             case cm.Why():
-                session = (await self._router.loop_of(command.sid)).durable
+                session = await self._router.state_of(command.sid)
                 result = why_view(session, self._router.closed_by)
             case cm.InboxList():
                 result = await self._inbox(command)
@@ -97,12 +97,14 @@ class Queries:
         if command.after is not None:
             start = names.index(command.after) + 1 if command.after in names else len(names)
         page = rows[start : start + command.limit]
+        telling = [row.sid for row in page if row.holds or row.goal or row.running]
+        states = await self._router.states_of(telling)
         views = []
         for row in page:
             view = row_view(row)
-            if row.holds or row.goal or row.running:
-                session = (await self._router.loop_of(row.sid)).durable
-                full = session_view(session)
+            state = states.get(row.sid)
+            if state is not None:
+                full = session_view(state)
                 view |= {key: full[key] for key in ("gate", "holds", "goal", "turn", "tokens")}
             else:
                 view |= {"holds": [], "goal": None, "turn": None}
@@ -111,7 +113,7 @@ class Queries:
         return {"sessions": views, "next": page[-1].sid if more and page else None}
 
     async def _inbox(self, command: cm.InboxList) -> Result:
-        session = (await self._router.loop_of(command.sid)).durable
+        session = await self._router.state_of(command.sid)
         kinds = tuple(hold.kind for hold in session.gate.holds)
         by = (*kinds, self._router.closed_by) if self._router.closed_by else kinds
         stored = await self._store.events_at(session.sid, [w.ss for w in session.inbox])
@@ -121,7 +123,7 @@ class Queries:
 
     async def _crons(self, command: cm.CronList) -> Result:
         if command.sid is not None:
-            session = (await self._router.loop_of(command.sid)).durable
+            session = await self._router.state_of(command.sid)
             return {"jobs": [cron_view(session.sid, job) for job in session.crons]}
         return {"jobs": await self._store.cron_jobs()}
 
@@ -131,7 +133,7 @@ class Queries:
             return {"next": schedule.upcoming(command.expr, command.tz, now, command.count)}
         if command.sid is None or command.job is None:
             raise Refused("invalid", "expected either expr, or sid and job")
-        session = (await self._router.loop_of(command.sid)).durable
+        session = await self._router.state_of(command.sid)
         job = next((j for j in session.crons if j.job == command.job), None)
         if job is None:
             raise Refused("not_found", f"session {session.name!r} has no cron job {command.job!r}")
@@ -155,8 +157,7 @@ class Queries:
     # -- turns ------------------------------------------------------------------------------
 
     async def _turn(self, command: cm.TurnGet) -> Result:
-        loop = await self._router.loop_of(command.sid)
-        session = loop.durable
+        session = await self._router.state_of(command.sid)
         n = session.turns if command.n is None else command.n
         if not 1 <= n <= session.turns:
             raise Refused(
@@ -213,7 +214,7 @@ class Queries:
             n=n,
             trigger=ev.decode(next(e for e in stored if e.kind == "turn.started").body).trigger,  # type: ignore[attr-defined]
             messages=(*messages, *later),
-            workspace=(await self._router.loop_of(sid)).durable.workspace,
+            workspace=(await self._router.state_of(sid)).workspace,
             tools_withheld=self._withheld(manifest, done, step),
             turns_seen=n - 1,
         )
@@ -237,7 +238,7 @@ class Queries:
         return False
 
     async def _rendered(self, sid: str, request: TurnRequest) -> bytes | None:
-        session = (await self._router.loop_of(sid)).durable
+        session = await self._router.state_of(sid)
         driver = self._router.make_driver(sid, session.driver, session.workspace)
         try:
             return driver.render(request)

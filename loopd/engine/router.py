@@ -31,6 +31,7 @@ from loopd.core.inputs import (
 from loopd.core.passive import passive_row
 from loopd.core.session import advance
 from loopd.core.settings import settings_for, settings_of
+from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
 from loopd.engine.history import KINDS, History
 from loopd.engine.live_turn import LiveTurn
@@ -193,6 +194,20 @@ class Router:
             self._loaded.move_to_end(sid)
             return loop
         return await self._load(sid)
+
+    async def state_of(self, ref: str) -> Session:
+        """The committed state of a session, without loading what it needs to work.
+
+        Raises:
+            Refused: `not_found`, or a storage code when it cannot be read.
+        """
+        sid = self.resolve(ref)
+        return (await self.states_of([sid]))[sid]
+
+    async def states_of(self, sids: Sequence[str]) -> dict[str, Session]:
+        """The committed states of many sessions, by sid."""
+        known = {sid: self._loaded[sid].durable for sid in sids if sid in self._loaded}
+        return known | await self.store.load_sessions([sid for sid in sids if sid not in known])
 
     async def _load(self, sid: str) -> SessionLoop:
         waiting = self._loading.get(sid)

@@ -60,6 +60,13 @@ def load_session(connection: sqlite3.Connection, sid: str) -> Session | None:
     return None if row is None else decode_state(row[0])
 
 
+def load_sessions(connection: sqlite3.Connection, sids: Sequence[str]) -> list[Session]:
+    """The whole states of up to `POINTS_PER_STATEMENT` sessions, in no order."""
+    marks = ",".join("?" * len(sids))
+    rows = connection.execute(f"SELECT state FROM session WHERE sid IN ({marks})", tuple(sids))  # noqa: S608  (marks)
+    return [decode_state(row[0]) for row in rows]
+
+
 def find_session(connection: sqlite3.Connection, ref: str) -> str | None:
     """By id, else by the name of the live session, else by the name of the newest ended one."""
     for condition in ("sid = ?", "name = ? AND status = 'live'", "name = ?"):

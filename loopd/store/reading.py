@@ -47,6 +47,14 @@ class Reading(ABC):
         """The whole state of a session, or None."""
         return await self._read(queries.load_session, sid)
 
+    async def load_sessions(self, sids: Sequence[str]) -> dict[str, Session]:
+        """The whole states of many sessions, by sid; those that do not exist are left out."""
+        found: dict[str, Session] = {}
+        for start in range(0, len(sids), queries.POINTS_PER_STATEMENT):
+            part = sids[start : start + queries.POINTS_PER_STATEMENT]
+            found |= {session.sid: session for session in await self._read(queries.load_sessions, part)}
+        return found
+
     async def find_session(self, ref: str) -> str | None:
         """`sid` by id, by the name of a live session, or by that of the newest ended one."""
         return await self._read(queries.find_session, ref)
