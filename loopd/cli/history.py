@@ -275,11 +275,12 @@ def wait(run: Run) -> None:
     done = reached(args.until)
     # Listening before looking: whatever happens in between comes as an event.
     frames = run.link.stream(sids=[args.sid], timeout_s=_seconds(args.timeout))
-    session = _look(run, done)
+    session, reached_it = _look(run, args.sid, done)
     try:
-        while session is None:
+        while not reached_it:
             if next(frames).get("t") in {"ev", "gap"}:
-                session = _look(run, done)
+                # By id from here on: a session that ends loses its name.
+                session, reached_it = _look(run, session["sid"], done)
     except Failure as failure:
         if failure.code == "timeout" and args.timeout is not None:
             words = f"{args.sid} is not {args.until} after {span(args.timeout)}"
@@ -291,16 +292,16 @@ def wait(run: Run) -> None:
         run.console.json(session)
 
 
-def _look(run: Run, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-    session = run.link.ask({"t": "session.get", "sid": run.args.sid})
+def _look(run: Run, ref: str, done: Callable[[dict[str, Any]], bool]) -> tuple[dict[str, Any], bool]:
+    session = run.link.ask({"t": "session.get", "sid": ref})
     if done(session):
-        return session
+        return session, True
     if session.get("status", "live") != "live":
         raise Failure(
             "session_terminal",
             f"{session['sid']} ended as {session['status']}; it will never be {run.args.until}",
         )
-    return None
+    return session, False
 
 
 def _seconds(ms: int | None) -> float | None:

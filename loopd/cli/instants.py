@@ -7,10 +7,10 @@ import time
 
 SECOND, MINUTE, HOUR, DAY, WEEK = 1_000, 60_000, 3_600_000, 86_400_000, 604_800_000
 _UNITS = {"ms": 1, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": WEEK}
-_PART = re.compile(r"(\d{1,15})(ms|[smhdw])")
-_WHOLE = re.compile(r"(?:\d{1,15}(?:ms|[smhdw]))+\Z")
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\Z")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_PART = re.compile(r"([0-9]{1,15})(ms|[smhdw])")
+_WHOLE = re.compile(r"(?:[0-9]{1,15}(?:ms|[smhdw]))+\Z")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?\Z")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 MAX_MS = 2**53 - 1
 

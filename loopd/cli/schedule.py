@@ -45,7 +45,7 @@ def _job_told(run: Run, answer: dict[str, Any]) -> None:
         run.console.json(answer)
         return
     job = answer.get("job") if isinstance(answer.get("job"), dict) else answer
-    moment = job.get("next_ms") if job else None
+    moment = job.get("next_ms") if job and run.verb in {"cron put", "cron resume"} else None
     done = {"cron put": "put", "cron pause": "paused", "cron resume": "resumed", "cron remove": "removed"}[
         run.verb
     ]

@@ -309,6 +309,16 @@ def goal_change(run: Run) -> None:
     _goal_told(run, run.link.change(command))
 
 
+def goal_switch(run: Run) -> int:
+    """Pauses or resumes goals: the verb names the command."""
+    command = {"t": run.verb.replace(" ", ".")}
+    answer, single = _carry_out(run, command)
+    if not single:
+        return _batch_told(run, answer, f"{run.verb.partition(' ')[2].removesuffix('e')}ed")
+    _goal_told(run, answer)
+    return OK
+
+
 def _goal_told(run: Run, answer: dict[str, Any]) -> None:
     if run.console.format != "table":
         run.console.json(answer)

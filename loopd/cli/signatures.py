@@ -164,6 +164,11 @@ def goal_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="the goal; `-` reads standard input")
 
 
+def goal_switch(parser: argparse.ArgumentParser) -> None:
+    """`loopctl goal pause|resume`."""
+    arg.selection(parser)
+
+
 def goal_end(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal complete|infeasible`."""
     arg.sid(parser)

@@ -116,12 +116,13 @@ VERBS: dict[str, Verb] = {
     ),
     "goal pause": Verb(
         "no continuation until it is resumed",
-        "sessions:goal_change",
-        sign.one_session,
+        "sessions:goal_switch",
+        sign.goal_switch,
         "loopctl goal pause mapper",
+        "loopctl goal pause -l team=web",
     ),
     "goal resume": Verb(
-        "make the goal active again", "sessions:goal_change", sign.one_session, "loopctl goal resume mapper"
+        "make the goal active again", "sessions:goal_switch", sign.goal_switch, "loopctl goal resume mapper"
     ),
     "goal infeasible": Verb(
         "declare that it cannot be reached",

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from loopd.config.settings import Config, Section
+from loopd.core.settings import settings_for
 from loopd_protocol.errors import Refused
 
 SOCKET_MAX_BYTES = 100
@@ -263,6 +264,10 @@ def _choices(kind: Any) -> list[str]:
 
 
 def _contradictions(config: Config) -> Iterator[Refused]:
+    try:
+        settings_for(config.sessions.preset, config.session_overrides)
+    except Refused as refused:
+        yield Refused(refused.code, f"sessions: {refused.message}", path="$.sessions")
     path = config.socket_path
     if path is not None and len(os.fsencode(path)) > SOCKET_MAX_BYTES:
         yield Refused(

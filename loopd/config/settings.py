@@ -49,12 +49,6 @@ class Http(Section, frozen=True, kw_only=True):
     allow_remote: Annotated[
         bool, Meta(description="Permit a `listen` address that is not loopback; refused otherwise.")
     ] = False
-    metrics_auth: Annotated[
-        bool,
-        Meta(
-            description="Demand a token for `/metrics`. While there are no tokens, `/metrics` is then refused."
-        ),
-    ] = False
     allowed_hosts: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
         Meta(
@@ -75,14 +69,6 @@ class Store(Section, frozen=True, kw_only=True):
             description="Size of the database in bytes from which on writes answer `storage_full`; 0: the disk decides.",
         ),
     ] = 0
-    ballast_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1 << 33,
-            description="Size of the file that is deleted when the disk is full, so that the daemon can still write holds.",
-        ),
-    ] = 64 * 1024 * 1024
 
 
 class Drain(Section, frozen=True, kw_only=True):
