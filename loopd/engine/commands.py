@@ -14,39 +14,17 @@ from typing import Any
 import msgspec
 
 from loopd.core.access import Answer, Caller, authorize
-from loopd.core.goal import USER_CHANGES
-from loopd.core.inputs import (
-    Advanced,
-    CronChangeRequested,
-    CronPutRequested,
-    DropRequested,
-    EndRequested,
-    EnvelopeArrived,
-    GateExtendRequested,
-    GateOpenRequested,
-    GoalChangeRequested,
-    Input,
-    InterruptRequested,
-    SuspendRequested,
-    UnsuspendRequested,
-)
+from loopd.core.inputs import Advanced
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
-from loopd.engine.views import cron_view, gate_view, goal_view, turn_view
+from loopd.engine.selection import select
+from loopd.engine.translation import Result, input_of, result_of
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
-from loopd_protocol.sources import Source
 
-CRON_CHANGES = {
-    "cron.pause": "paused",
-    "cron.resume": "resumed",
-    "cron.remove": "removed",
-    "cron.run": "run",
-}
-Result = dict[str, Any]
 Stop = Callable[[str, int | None], None]
 """(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
 
@@ -180,12 +158,12 @@ class Dispatcher:
     ) -> Answer:
         loop = await self._router.loop_of(command.sid)  # type: ignore[attr-defined]
         conditions.check(loop.session)
-        given = _input_of(command, caller)
+        given = input_of(command, caller)
         before = loop.session
         result: Result = {}
 
         def describe(advanced: Advanced) -> Idempotency | None:
-            result.update(_result_of(command, before, advanced))
+            result.update(result_of(command, before, advanced))
             return None if keyed is None else keyed.stored(result)
 
         pending = loop.apply(given, principal=caller.principal, answer=describe)
@@ -246,7 +224,7 @@ class Dispatcher:
 
     async def _batch(self, command: cm.Batch, caller: Caller) -> Answer:
         selector = command.selector
-        rows = self._router.select(selector.labels, selector.sids, ended=selector.ended)
+        rows = select(self._router, selector.labels, selector.sids, ended=selector.ended)
         names = [{"sid": row.sid, "name": row.name} for row in rows]
         if command.dry_run:
             return Answer(seq=self._router.store.head, result={"would": names})
@@ -304,105 +282,3 @@ class Dispatcher:
                 return Answer(
                     seq=router.store.head, result={"stopping": True, "running": len(router.running())}
                 )
-
-
-def _input_of(command: cm.Command, caller: Caller) -> Input:
-    by = caller.principal
-    match command:
-        case cm.Send():
-            source = caller.source if caller.source is not Source.SYSTEM else Source.CHANNEL
-            return EnvelopeArrived(source=source, text=command.text, by=by, dedupe=command.dedupe)
-        case cm.Suspend():
-            return SuspendRequested(
-                by=by,
-                reason=command.reason,
-                until_ms=command.until_ms,
-                mode=command.mode,
-                quarantine=command.quarantine,
-            )
-        case cm.Unsuspend():
-            return UnsuspendRequested(by=by)
-        case cm.Interrupt():
-            return InterruptRequested(
-                by=by, reason=command.reason, for_ms=command.for_ms, suspend=command.suspend
-            )
-        case cm.GateOpen():
-            return GateOpenRequested(by=by, kind=command.kind)
-        case cm.GateExtend():
-            return GateExtendRequested(by=by, kind=command.kind, until_ms=command.until_ms)
-        case cm.GoalSet():
-            return GoalChangeRequested(by=by, status="active", text=command.text)
-        case cm.GoalPause() | cm.GoalResume() | cm.GoalInfeasible() | cm.GoalComplete() | cm.GoalClear():
-            note = getattr(command, "reason", "")
-            return GoalChangeRequested(by=by, status=USER_CHANGES[command.type], note=note)
-        case cm.CronPut():
-            return CronPutRequested(
-                by=by,
-                job=command.job,
-                expr=command.expr,
-                text=command.text,
-                tz=command.tz,
-                missed=command.missed,
-                catchup_ms=command.catchup_ms,
-            )
-        case cm.CronPause() | cm.CronResume() | cm.CronRemove() | cm.CronRun():
-            change = CRON_CHANGES[command.type]
-            return CronChangeRequested(by=by, job=command.job, change=change)  # type: ignore[arg-type]
-        case cm.InboxDrop():
-            return DropRequested(by=by, id=command.id)
-        case cm.SessionEnd():
-            return EndRequested(by=by, reason=command.reason)
-    raise Refused("unknown_type", f"no handler for {command.type!r}")
-
-
-def _result_of(command: cm.Command, before: Session, advanced: Advanced) -> Result:
-    session = advanced.session
-    result: Result = {"sid": session.sid}
-    match command:
-        case cm.Send():
-            held = next(
-                (e for e in advanced.events if isinstance(e, ev.EnvelopeHeld) and e.id == advanced.envelope),
-                None,
-            )
-            result |= {"id": advanced.envelope, "held": held is not None, "by": list(held.by) if held else []}
-        case cm.Suspend():
-            will = {"after_turn": "finish", "interrupt": "interrupt", "kill": "kill"}[command.mode]
-            result |= {**gate_view(session), "turn": turn_view(before, will)}
-        case cm.Unsuspend() | cm.GateOpen() | cm.GateExtend():
-            gone = [k for e in advanced.events if isinstance(e, ev.GateChanged) for k in e.removed]
-            result |= {**gate_view(session), "removed": gone, "turn": turn_view(session)}
-        case cm.Interrupt():
-            hold = next((h for h in session.gate.holds if h.kind == "Interrupted"), None)
-            resumes = None if command.suspend or hold is None else hold.until_ms
-            result |= {**gate_view(session), "turn": turn_view(before, "interrupt"), "resumes_ms": resumes}
-        case (
-            cm.GoalSet()
-            | cm.GoalPause()
-            | cm.GoalResume()
-            | cm.GoalInfeasible()
-            | cm.GoalComplete()
-            | cm.GoalClear()
-        ):
-            result["goal"] = goal_view(session)
-        case cm.CronPut() | cm.CronPause() | cm.CronResume() | cm.CronRemove() | cm.CronRun():
-            result |= _cron_result(command, advanced)
-        case cm.SessionEnd():
-            result |= {"status": session.status, "stop_reason": session.stop_reason}
-        case _:
-            pass
-    return result
-
-
-def _cron_result(command: Any, advanced: Advanced) -> Result:
-    job = next((j for j in advanced.session.crons if j.job == command.job), None)
-    result: Result = {"job": None if job is None else cron_view(advanced.session.sid, job)}
-    if isinstance(command, cm.CronRun):
-        held = next(
-            (e for e in advanced.events if isinstance(e, ev.EnvelopeHeld) and e.id == advanced.envelope), None
-        )
-        result |= {
-            "envelope": advanced.envelope,
-            "held": held is not None,
-            "by": list(held.by) if held else [],
-        }
-    return result

@@ -17,6 +17,9 @@ INLINE_CHARS = 4_096
 """Longer texts and results go into blobs; the event keeps an excerpt."""
 
 EXCERPT_CHARS = 1_024
+CONTEXT_BYTES = 200_000
+"""Context of sessions whose driver names none."""
+
 MANIFEST_VERSION = 1
 INTERRUPTED = "[loopd] The previous turn was interrupted ({cause}); its last step may be incomplete."
 KINDS = (

@@ -12,7 +12,9 @@ from loopd.core.access import Answer
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
 from loopd.engine.history import Manifest, content_digest, messages_of, sha256, step_messages
-from loopd.engine.router import Router, blob_names
+from loopd.engine.loading import blob_names
+from loopd.engine.router import Router
+from loopd.engine.selection import select
 from loopd.engine.views import (
     cron_view,
     event_view,
@@ -79,12 +81,12 @@ class Queries:
         sids = tuple(getattr(selector, "sids", ()) or ())
         labels = dict(getattr(selector, "labels", {}) or {})
         seq = self._store.head
-        rows = self._router.select(labels, sids, ended=bool(sids))
+        rows = select(self._router, labels, sids, ended=bool(sids))
         return seq, [row_view(row) for row in rows]
 
     async def _list(self, command: cm.SessionList) -> Result:
         selector = command.selector
-        rows = self._router.select(selector.labels, selector.sids, ended=selector.ended)
+        rows = select(self._router, selector.labels, selector.sids, ended=selector.ended)
         match command.sort:
             case "name":
                 rows.sort(key=lambda row: row.name)

@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import msgspec
 
 from loopd.core.evolution import evolve
 from loopd.core.inputs import (
@@ -33,8 +32,9 @@ from loopd.core.session import advance
 from loopd.core.settings import settings_for, settings_of
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
-from loopd.engine.history import KINDS, History
+from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
+from loopd.engine.loading import read_session
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
@@ -45,9 +45,6 @@ logger = logging.getLogger("loopd.engine")
 
 LOADED_IDLE_MAX = 256
 """Idle sessions that stay in memory; more are unloaded, the longest unused first."""
-
-HISTORY_EVENTS = 2_000
-"""Newest events of a session that are read when it is loaded."""
 
 FIRED_AT_ONCE = 256
 """Deadlines that share a commit."""
@@ -216,7 +213,7 @@ class Router:
         future: asyncio.Future[SessionLoop] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
         try:
-            loop = await self._read(sid)
+            loop = await read_session(self, sid)
         except BaseException as error:
             future.set_exception(error)
             future.exception()  # retrieved: there may be nobody else waiting
@@ -231,25 +228,6 @@ class Router:
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
             await loop.apply(given, principal="daemon").committed()
         return loop
-
-    async def _read(self, sid: str) -> SessionLoop:
-        session = await self.store.load_session(sid)
-        if session is None:
-            raise Refused("corrupt", f"session {sid!r} is listed but has no stored state")
-        history = History(context_bytes=int(session.driver.get("context_bytes") or 200_000))
-        tail = await self.store.session_tail(sid, kinds=KINDS, limit=HISTORY_EVENTS)
-        first = tail[0].ss if tail else session.ss + 1
-        older = [w.ss for w in session.inbox if w.ss < first]
-        earlier = await self.store.events_at(sid, older) if older else []
-        blobs: dict[str, bytes] = {}
-        for stored in (*earlier, *tail):
-            event = ev.decode(stored.body)
-            for digest in blob_names(event):
-                data = await self.store.blob(digest)
-                if data is not None:
-                    blobs[digest] = data
-            history.feed(event, stored.ss, blobs)
-        return SessionLoop(self, session, history)
 
     def _unload_idle(self) -> None:
         surplus = len(self._loaded) - LOADED_IDLE_MAX
@@ -370,7 +348,7 @@ class Router:
             asked = GoalChangeRequested(by=principal, status="active", text=goal)
             extra = advance(session, asked, now, house)
         loop = SessionLoop(
-            self, extra.session, History(context_bytes=int(driver.get("context_bytes") or 200_000))
+            self, extra.session, History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
         )
         self._names[name] = sid
         self._loaded[sid] = loop
@@ -430,29 +408,3 @@ class Router:
                 loop = await self.loop_of(row.sid)
                 await loop.apply(Reconsidered()).committed()
                 self.changed(loop)
-
-    def select(self, labels: Mapping[str, str], sids: Sequence[str], *, ended: bool) -> list[PassiveRow]:
-        """Rows of the sessions that a selector means, in order of creation."""
-        chosen = [self.rows[self.resolve(ref)] for ref in sids] if sids else list(self.rows.values())
-        return [
-            row
-            for row in chosen
-            if (ended or row.status == "live") and (not labels or _has_labels(row, labels))
-        ]
-
-
-def _has_labels(row: PassiveRow, labels: Mapping[str, str]) -> bool:
-    own: dict[str, str] = msgspec.json.decode(row.labels) if row.labels else {}
-    return all(own.get(key) == value for key, value in labels.items())
-
-
-def blob_names(event: ev.Event) -> list[str]:
-    """Digests of the blobs that an event's content is in."""
-    match event:
-        case ev.TurnStep():
-            names = [event.text_blob, *(call.result_blob for call in event.calls)]
-        case ev.TurnInterrupted():
-            names = [event.partial_blob]
-        case _:
-            names = []
-    return [name for name in names if name is not None]
