@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from typing import IO, Annotated, Any, Literal, cast
@@ -116,13 +117,15 @@ def open_script(path: str | os.PathLike[str]) -> IO[bytes]:
     name = os.fspath(path)
     try:
         # Non-blocking, so that a FIFO is refused below instead of waiting for its writer.
-        raw = os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise Refused("invalid", f"script {name!r} cannot be read: {reason}; expected a file") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Refused("invalid", f"script {name!r} is no regular file; expected a trajectory")
+    raw = os.fdopen(descriptor, "rb")
     try:
-        if not os.path.isfile(raw.fileno()):
-            raise Refused("invalid", f"script {name!r} is no regular file; expected a trajectory")
         packed = raw.peek(2)[:2] == _GZIP_MAGIC
     except BaseException:
         raw.close()

@@ -56,10 +56,11 @@ class Workspace:
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise Failed(f"{path!r} cannot be read: {error.strerror}") from error
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise Denied(f"{path!r} is no regular file; expected one")
         with os.fdopen(descriptor, "rb") as stream:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise Denied(f"{path!r} is no regular file; expected one")
             if found.st_size > READ_BYTES:
                 raise Failed(f"{path!r} has {found.st_size} bytes; expected at most {READ_BYTES}")
             try:

@@ -195,6 +195,25 @@ class Endpoint:
         while len(self.requests) < count:
             await self._more.wait()
 
+    async def wait_for_quiet(self) -> None:
+        """Wait until no answer is being sent any more."""
+        while self.open_streams:
+            await self._more.wait()
+
+    def opened(self) -> None:
+        """An answer begins."""
+        self.open_streams += 1
+
+    def closed(self, *, finished: bool) -> None:
+        """An answer ended; not `finished` when the client broke it off."""
+        self.open_streams -= 1
+        self.disconnects += not finished
+        self._tell()
+
+    def _tell(self) -> None:
+        self._more.set()
+        self._more = anyio.Event()
+
     def record(self, body: bytes, headers: dict[str, str]) -> Recorded:
         """Keep a request."""
         recorded = Recorded(
@@ -204,8 +223,7 @@ class Endpoint:
             headers=headers,
         )
         self.requests.append(recorded)
-        self._more.set()
-        self._more = anyio.Event()
+        self._tell()
         return recorded
 
     def reply_to(self, recorded: Recorded) -> Reply:
@@ -267,7 +285,7 @@ class _Watched:
         )
 
     async def _stream(self, reply: Reply, recorded: Recorded) -> AsyncIterator[bytes]:
-        self._endpoint.open_streams += 1
+        self._endpoint.opened()
         finished = False
         try:
             for place, piece in enumerate(_pieces(reply, recorded)):
@@ -283,8 +301,7 @@ class _Watched:
                     await anyio.lowlevel.checkpoint()
             finished = True
         finally:
-            self._endpoint.open_streams -= 1
-            self._endpoint.disconnects += not finished
+            self._endpoint.closed(finished=finished)
 
 
 class _Broken(Exception):

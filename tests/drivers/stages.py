@@ -47,11 +47,14 @@ class ScriptedStage:
     async def failing(self) -> list[ScriptedDriver]:
         # Over a megabyte, so that it is read again for each turn, and gone or changed by then.
         gone = self._driver(*({"text": "x" * 600_000} for _ in range(3)))
-        Path(gone._spec.script).unlink()
         changed = self._driver(*({"text": "y" * 600_000} for _ in range(3)))
-        with open(changed._spec.script, "a") as stream:
-            stream.write("\n")
+        self._spoil(gone._spec.script, changed._spec.script)
         return [gone, changed]
+
+    def _spoil(self, gone: str, changed: str) -> None:
+        Path(gone).unlink()
+        with open(changed, "a") as stream:
+            stream.write("\n")
 
     def received(self) -> list[bytes]:
         return []

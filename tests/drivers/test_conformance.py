@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from loopd.testing.driver_suite import CHECKS, Stage
 from loopd.testing.endpoint import Endpoint
-
 from tests.drivers.stages import ChatStage, ScriptedStage
 
 pytestmark = pytest.mark.anyio
