@@ -175,7 +175,9 @@ class Bus:
         events = await self._pages.page(sid=None, after=after, before=end, limit=limit, max_bytes=CHUNK_BYTES)
         if not events:
             return Chunk(events=(), cursor=end - 1, gap=(after + 1, end - 1))
-        first = events[0].seq
+        first, last = events[0].seq, events[-1].seq
+        if last - first + 1 != len(events):  # a hole: end before it, the next read names it
+            events = [event for index, event in enumerate(events) if event.seq == first + index]
         return Chunk(
             events=events,
             cursor=events[-1].seq,

@@ -7,6 +7,8 @@ import sqlite3
 
 from loopd_protocol.errors import Refused
 
+_FSYNC_FAILED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
+
 
 def of_the_storage(error: Exception) -> bool:
     """Whether the storage failed, and not one of the items."""
@@ -49,6 +51,18 @@ def refusal(error: BaseException) -> Refused:
         ):
             return Refused("storage_readonly", f"the journal: {error}")
     return Refused("invalid", f"the events cannot be stored: {type(error).__name__}: {error}")
+
+
+def breaks_the_storage(error: BaseException) -> bool:
+    """Whether nothing may be written any more until the file was opened anew.
+
+    After a failed fsync the system may have forgotten the dirty pages while calling them clean, so a
+    retry would succeed without being durable; and damage must not be written over.
+    """
+    if not isinstance(error, sqlite3.Error):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in _FSYNC_FAILED or _primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def _constraint(message: str) -> Refused:

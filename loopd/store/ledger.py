@@ -18,7 +18,7 @@ import msgspec
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import chain
-from loopd.store.faults import of_the_storage, refusal
+from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
 from loopd.store.projection import Placed, Plan
 from loopd.store.statements import Table, insert
 from loopd_protocol.errors import Refused
@@ -121,6 +121,7 @@ class Ledger:
     Attributes:
         seq, h: sequence number and hash of the last committed event.
         frozen: body of the `daemon.frozen` event that stands, or None.
+        broken: why nothing is written any more until the file is opened anew, or None.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Ledger:
         self.h = h
         self.last_at_ms = 0
         self.frozen: bytes | None = None
+        self.broken: Refused | None = None
         self._known: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
 
     def commit(self, items: Sequence[Item]) -> None:
@@ -143,12 +145,16 @@ class Ledger:
         one by one in savepoints. Errors of the storage itself fail them all.
         """
         try:
+            if self.broken is not None:
+                raise self.broken
             if not self._together(items):
                 self._one_by_one(items)
         except Exception as error:  # noqa: BLE001  (the wall: nobody else could answer these futures)
+            if breaks_the_storage(error):
+                self.broken = refusal(error)
             for item in items:
-                if item.failure is None:
-                    item.failure = refusal(error)
+                failure = refusal(error)
+                item.failure = item.failure or Refused(failure.code, failure.message)
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -305,6 +311,18 @@ class Ledger:
         insert(self._connection, JOURNAL, rows)
         if keys:
             insert(self._connection, IDEMPOTENCY, keys)
+
+    def probe(self, size: int) -> None:
+        """Raise what a write of `size` bytes would meet; nothing is kept."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.execute(
+                "INSERT INTO blob (sha, codec, len, data) VALUES (zeroblob(32), 'raw', ?, zeroblob(?))",
+                (size, size),
+            )
+        finally:
+            self._rollback()
+        self._connection.execute("UPDATE meta SET epoch = epoch")
 
     def forget_keys(self, limit: int = 500) -> int:
         """Delete idempotency keys older than seven days (by the log's own time); returns how many."""

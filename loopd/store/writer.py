@@ -12,7 +12,9 @@ The task belongs to the store, not to a request: it is never cancelled between B
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import shutil
 import sqlite3
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +43,10 @@ CHECKPOINT_BYTES = 8 << 20
 """The write-ahead log is folded back from an idle moment at 4 MiB, at once at 8 MiB; an uncapped
 background checkpointer lost 17 % in sustained load and left a log of 1.8 GB."""
 
+PROBE_S = 2.0
+PROBE_BYTES = 1 << 20
+_STORAGE_CODES = frozenset({"storage_full", "storage_readonly", "corrupt"})
+
 WAL_STUCK_BYTES = 64 << 20
 """Readers kept passive checkpoints from finishing for this long: wait for them (`busy_timeout`)."""
 
@@ -68,6 +74,8 @@ class Writer:
     Attributes:
         on_commit: called on the event loop with the events of each group, after their futures
             have resolved; it must not raise or wait.
+        on_group: called with rows and seconds of each group.
+        refused: why the storage took nothing when it was last asked, or None.
     """
 
     def __init__(self, connection: aiosqlite.Connection, ledger: Ledger, path: Path) -> None:
@@ -77,9 +85,9 @@ class Writer:
         self.on_commit: Callable[[list[StoredEvent]], None] | None = None
         self.on_group: Callable[[int, float], None] | None = None
         self.commits = Commits()
+        self.refused: Refused | None = None
         self.head = ledger.seq
         self.last_at_ms = ledger.last_at_ms
-        self.refused: Refused | None = None
         self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -92,8 +100,9 @@ class Writer:
     def submit(self, append: Append) -> asyncio.Future[Appended]:
         """Queue one atomic append; see `loopd.engine.ports.Store.submit`."""
         future: asyncio.Future[Appended] = self._loop.create_future()
-        if self.refused is not None:
-            future.set_exception(Refused(self.refused.code, self.refused.message))
+        broken = self.ledger.broken
+        if broken is not None:
+            future.set_exception(Refused(broken.code, broken.message))
         elif self._closing:
             future.set_exception(Refused("draining", "the journal is closing; nothing was stored"))
         elif len(self._queue) >= QUEUE_ITEMS or self._queued_bytes >= QUEUE_BYTES:
@@ -121,8 +130,9 @@ class Writer:
 
     async def _run(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._awake()
+            if self.refused is not None and self.ledger.broken is None and not self._queue:
+                await hop(self._connection, self._probe)
             if self._queue:
                 await hop(self._connection, self._drain)
             if not self._queue and self._closing:
@@ -132,6 +142,12 @@ class Writer:
                 await hop(self._connection, self._checkpoint, "PASSIVE")
                 if self._queue:
                     self._wake.set()
+
+    async def _awake(self) -> None:
+        """Wait for work; while the storage refuses, at most `PROBE_S`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), None if self.refused is None else PROBE_S)
+        self._wake.clear()
 
     # -- on the connection's thread ---------------------------------------------------------------
 
@@ -151,6 +167,16 @@ class Writer:
             self._loop.call_soon_threadsafe(self._settle, group, size, rows, perf_counter() - begun)
             if self._unfolded >= CHECKPOINT_BYTES:
                 self._checkpoint(raw, "PASSIVE")
+
+    def _probe(self, _raw: sqlite3.Connection) -> None:
+        """Look whether there is room again, so that readiness does not wait for a write to find out."""
+        try:
+            self.ledger.probe(PROBE_BYTES)
+            roomy = shutil.disk_usage(self._wal.parent).free >= PROBE_BYTES
+        except (sqlite3.Error, OSError):
+            return
+        if roomy:
+            self.refused = None
 
     def _checkpoint(self, raw: sqlite3.Connection, mode: str) -> None:
         try:
@@ -180,9 +206,12 @@ class Writer:
             future = item.future
             if item.failure is not None:
                 self.commits.failures += 1
+                if item.failure.code in _STORAGE_CODES:
+                    self.refused = item.failure
                 if not future.done():
                     future.set_exception(item.failure)
                 continue
+            self.refused = None
             if self.on_commit is not None:
                 events += item.stored()
             self.head = item.first + len(item.bodies) - 1

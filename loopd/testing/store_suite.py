@@ -99,7 +99,7 @@ class Story:
         """An accepted envelope; its id is unique in the story."""
         self._envelopes += 1
         return ev.EnvelopeAccepted(
-            id=f"{self.sid}.e{self._envelopes}",
+            id=f"{self.sid}.{0 if self.state is None else self.state.ss}.{self._envelopes}",
             source=source,
             text=text,
             ephemeral_in_history=source is not Source.HUMAN,

@@ -1,0 +1,286 @@
+"""Verification finds what was tampered with, dropped or moved, and names it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from loopd.store import SqliteStore
+from loopd.store.chain import HEADER, link, row_bytes, session_genesis
+from loopd.testing.store_suite import Story
+from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
+from loopd_protocol.holds import Degeneration
+from loopd_protocol.sources import Source
+
+pytestmark = pytest.mark.anyio
+
+
+async def fill(path: Path) -> None:
+    """Two interleaved sessions with turns, holds, a cron job, effects and blobs; verified."""
+    async with await SqliteStore.open(path, boot="b") as store:
+        stories = [Story(1), Story(2)]
+        futures = [store.submit(story.created()) for story in stories]
+        for index in range(200):
+            story = stories[index % 2]
+            envelope = story.envelope(f"look at {index}", source=Source.CRON)
+            blob = f"manifest {index}".encode() * 100
+            futures.append(store.submit(story.tell(envelope, blobs=[blob])))
+            futures.append(store.submit(story.tell(*story.turn(envelopes=(envelope.id,)))))
+        story = stories[0]
+        last = story.tell(
+            ev.CronChanged(job="j", change="put", expr="* * * * *", text="t", next_ms=99_999_999),
+            ev.CronOccurrence(job="j", due_ms=7, result="fired"),
+            ev.EffectIntent(id="f1", n=1, call="c", tool="bash", args_sha256="00", tool_class="exec"),
+            ev.EffectOutcome(id="f1", outcome="ok"),
+            story.envelope(),
+            story.gate(Degeneration(until_ms=99_999_999, rule="repeated_text", by="rule")),
+        )
+        await asyncio.gather(*futures, store.submit(last))
+        proof = await store.verify()
+        assert proof["ok"], proof["findings"]
+        assert proof["checked"] == {"events": store.head, "sessions": 2, "blobs": 200}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("verify") / "journal.db"
+    anyio.run(fill, path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path: Path, image: bytes) -> Path:
+    path = tmp_path / "journal.db"
+    path.write_bytes(image)
+    return path
+
+
+def tamper(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+async def checked(path: Path, **asked: Any) -> dict[str, Any]:
+    async with await SqliteStore.open(path, boot="forensic", readonly=True) as store:
+        with anyio.fail_after(20):
+            return await store.verify(**asked)
+
+
+def named(proof: dict[str, Any]) -> set[tuple[str, Any]]:
+    return {(f["check"], f.get("seq") or f.get("table")) for f in proof["findings"]}
+
+
+TAMPERINGS: dict[str, tuple[tuple[str, ...], set[tuple[str, Any]]]] = {
+    "a body": (
+        ("UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), 'look', 'peek') AS BLOB) WHERE seq = 11",),
+        {("chain", 11), ("session chain", 11)},
+    ),
+    "a moment": (
+        ("UPDATE journal SET at_ms = at_ms + 1 WHERE seq = 11",),
+        {("chain", 11), ("session chain", 11)},
+    ),
+    "a principal": (
+        ("UPDATE journal SET principal = 'uid:0' WHERE seq = 40",),
+        {("chain", 40), ("session chain", 40)},
+    ),
+    "a dropped row": (
+        ("DELETE FROM journal WHERE seq = 30",),
+        {("I8", 30), ("chain", 31), ("I8", 35), ("session chain", 35)},
+    ),
+    "swapped bodies": (
+        (
+            "CREATE TEMP TABLE t AS SELECT body FROM journal WHERE seq = 11",
+            "UPDATE journal SET body = (SELECT body FROM journal WHERE seq = 19) WHERE seq = 11",
+            "UPDATE journal SET body = (SELECT body FROM t) WHERE seq = 19",
+        ),
+        {("chain", 11), ("chain", 19), ("session chain", 11), ("session chain", 19)},
+    ),
+    "reordered rows": (
+        (
+            "UPDATE journal SET seq = 100000 WHERE seq = 11",
+            "UPDATE journal SET seq = 11 WHERE seq = 12",
+            "UPDATE journal SET seq = 12 WHERE seq = 100000",
+        ),
+        {("chain", 11), ("chain", 12), ("session chain", 11), ("session chain", 12)},
+    ),
+    "a rewritten tail": (
+        ("DELETE FROM journal WHERE seq > 500",),
+        {("I9", "session"), ("I9", "turn")},
+    ),
+    "an earlier epoch": (
+        ("UPDATE journal SET epoch = 0 WHERE seq = 50",),
+        {("I7", 50), ("chain", 50), ("session chain", 50)},
+    ),
+    "the state": (("UPDATE session SET state = (SELECT state FROM session WHERE num = 2) WHERE num = 1",), {("I9", "session")}),
+    "a counter": (("UPDATE session SET turns = turns - 1 WHERE num = 2",), {("I9", "session")}),
+    "a hold removed": (("DELETE FROM hold",), {("I9", "hold")}),
+    "a deadline": (("UPDATE hold SET until_ms = 1",), {("I9", "hold")}),
+    "a turn removed": (("DELETE FROM turn WHERE n = 5",), {("I9", "turn")}),
+    "an invented turn": (
+        (
+            """INSERT INTO turn SELECT NULL, sid, 999, trigger, outcome, first_seq, last_seq, first_ss,
+            last_ss, started_ms, ended_ms, steps, tokens, manifest, consumed FROM turn
+            WHERE sid = 1 AND n = 1""",
+        ),
+        {("I9", "turn")},
+    ),
+    "an occurrence": (("UPDATE cron_occurrence SET result = 'missed'",), {("I9", "cron_occurrence")}),
+    "an effect": (("UPDATE effect SET outcome = 'uncertain'",), {("I9", "effect")}),
+    "a cron job": (("UPDATE cron SET next_ms = 3",), {("I9", "cron")}),
+    "a waiting envelope": (("DELETE FROM inbox",), {("I9", "inbox")}),
+    "a blob": (("UPDATE blob SET data = zeroblob(9), codec = 'raw' WHERE id = 7",), {("blob", None)}),
+    "a lost blob": (("DELETE FROM blob WHERE id = 1",), {("blob", 3)}),
+    "the freeze": (("UPDATE meta SET frozen = '{}'",), {("I9", "meta")}),
+    "a lost session row": (
+        ("DELETE FROM session WHERE num = 2",),
+        {("I9", 2)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TAMPERINGS)
+async def test_tampering_is_found_and_named(what: str, path: Path) -> None:
+    statements, expected = TAMPERINGS[what]
+    tamper(path, *statements)
+    proof = await checked(path)
+    assert not proof["ok"]
+    found = named(proof)
+    assert expected <= found, proof["findings"]
+
+
+async def test_one_session_verifies_alone(path: Path) -> None:
+    tamper(path, "UPDATE journal SET principal = 'uid:0' WHERE seq = 40")
+    connection = sqlite3.connect(path)
+    (num,) = connection.execute("SELECT sid FROM journal WHERE seq = 40").fetchone()
+    connection.close()
+    assert not (await checked(path, sid=f"ses_{num}"))["ok"]
+    assert (await checked(path, sid=f"ses_{3 - num}"))["ok"]
+
+
+async def test_deleted_content_still_verifies(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for seq, body in connection.execute("SELECT seq, body FROM journal WHERE seq < 20").fetchall():
+        digest = sha256(body).digest()
+        connection.execute("UPDATE journal SET body = NULL, body_sha = ? WHERE seq = ?", (digest, seq))
+    connection.close()
+    proof = await checked(path)
+    assert {f["check"] for f in proof["findings"]} <= {"I1", "I4"}, proof["findings"]
+
+
+async def test_a_damaged_tail_is_refused_at_the_start_and_left_alone(path: Path) -> None:
+    tamper(path, "UPDATE journal SET kind = 'x.y' WHERE seq = (SELECT max(seq) - 3 FROM journal)")
+    before = await anyio.Path(path).read_bytes()
+    with pytest.raises(Refused, match="does not match its hash") as refused:
+        await SqliteStore.open(path, boot="b")
+    assert refused.value.code == "corrupt"
+    assert await anyio.Path(path).read_bytes() == before
+
+
+async def test_a_refold_that_differs_is_a_finding(path: Path) -> None:
+    def wrong(session: Any, event: ev.Event, *, ss: int, at_ms: int) -> Any:
+        raise ValueError("not today")
+
+    async with await SqliteStore.open(path, boot="b", readonly=True) as store:
+        proof = await store.verify(evolve=wrong)
+    assert [f["what"] for f in proof["findings"]] == ["'session.created' cannot be refolded: not today"] * 2
+
+
+async def test_verification_runs_beside_a_working_writer(path: Path) -> None:
+    async with await SqliteStore.open(path, boot="b2") as store, anyio.create_task_group() as tasks:
+        story = Story(3)
+        await store.submit(story.created())
+        proofs: list[dict[str, Any]] = []
+
+        async def verify() -> None:
+            proofs.append(await store.verify())
+
+        for _ in range(2):
+            tasks.start_soon(verify)
+        while len(proofs) < 2:
+            await store.submit(story.tell(story.envelope(source=Source.CRON), *story.turn()))
+    assert [proof["findings"] for proof in proofs] == [[], []]
+
+
+INVARIANTS: dict[str, tuple[Callable[[Story], list[ev.Event]], str]] = {
+    "an overlapping turn": (lambda s: [*s.turn()[:1], *s.turn()[:1]], "I1"),
+    "a skipped turn number": (
+        lambda s: [
+            ev.TurnStarted(n=3, trigger=s.turn()[0].trigger),
+            ev.TurnCompleted(n=3, outcome="completed"),
+        ],  # type: ignore[attr-defined]
+        "I1",
+    ),
+    "a turn under a hold": (
+        lambda s: [s.gate(Degeneration(until_ms=9_000_000, rule="r", by="rule")), *s.turn()],
+        "I2",
+    ),
+    "an overdue hold": (
+        lambda s: [s.gate(Degeneration(until_ms=1, rule="r", by="rule")), s.envelope()],
+        "I3",
+    ),
+    "an open gate with a hold": (
+        lambda s: [
+            ev.GateChanged(
+                gate="open",
+                cause="x",
+                by="y",
+                gen=1,
+                holds=(Degeneration(until_ms=9_000_000, rule="r", by="r"),),
+            )
+        ],
+        "I3",
+    ),
+    "an envelope consumed twice": (
+        lambda s: [
+            e := s.envelope(),
+            *s.turn(envelopes=(e.id,)),
+            ev.EnvelopeDropped(id=e.id, reason="operator"),
+        ],
+        "I4",
+    ),
+    "an outcome without intent": (lambda s: [ev.EffectOutcome(id="f", outcome="ok")], "I5"),
+    "a second final state": (
+        lambda s: [
+            ev.CronOccurrence(job="j", due_ms=5, result="fired"),
+            ev.CronOccurrence(job="j", due_ms=5, result="missed"),
+        ],
+        "I6",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INVARIANTS)
+async def test_a_broken_invariant_is_named(what: str, tmp_path: Path) -> None:
+    events, check = INVARIANTS[what]
+    async with await SqliteStore.open(tmp_path / "j.db", boot="b") as store:
+        story = Story()
+        await store.submit(story.created())
+        await store.submit(story.tell(*events(story), at_ms=100_000))
+        proof = await store.verify()
+    assert check in {f["check"] for f in proof["findings"]}, proof["findings"]
+
+
+def test_the_header_is_the_documented_one() -> None:
+    row = row_bytes(
+        seq=1, sid=2, ss=3, epoch=4, boot=5, at_ms=6, kv=7, turn=8, cause_seq=9,
+        kind="k", principal="pp", body_sha=b"B" * 32, blob=None,
+    )  # fmt: skip
+    numbers = b"".join(
+        value.to_bytes(width, "big")
+        for value, width in zip(range(1, 10), (8, 8, 8, 4, 4, 8, 4, 8, 8), strict=True)
+    )
+    assert HEADER.size == len(numbers) == 60
+    assert row == numbers + b"\x00\x01k" + b"\x00\x02pp" + b"B" * 32
+    genesis = sha256(b"loopd session 1\nlg_1\n7").digest()
+    assert session_genesis("lg_1", 7) == genesis
+    assert link(genesis, row) == sha256(genesis + row).digest()
