@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._core_only = False
         self._wants_deltas = False
         self._paused = False
+        self._out: list[bytes] = []
         self._bad = 0
         self._half_closed = False
         self._subscribing = 0
@@ -152,14 +153,17 @@ class Connection(asyncio.Protocol):
         """Whether the socket's buffer is below its mark."""
         return not (self._paused or self.closing)
 
-    @property
-    def unanswered(self) -> int:
-        """Commands under way."""
-        return len(self._inflight)
-
     def write(self, data: bytes) -> None:
         """Write bytes of whole frames."""
-        if not self._transport.is_closing():
+        self._out.append(data)
+        if len(self._out) == 1:
+            # One write for all that is said in this turn of the loop.
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._out and not self._transport.is_closing():
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            self._out.clear()
             self._transport.write(data)
             self._written += len(data)
             self.said_at = self._loop.time()
@@ -386,6 +390,7 @@ class Connection(asyncio.Protocol):
         for sub in self.subs.values():
             self._house.fanout.remove(sub)
         self.subs.clear()
+        self._flush()
         self._transport.close()
 
 
