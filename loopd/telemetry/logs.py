@@ -45,7 +45,9 @@ class JsonLines(logging.Formatter):
             line[f"{key}_" if key in line else key] = value
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=repr).decode()
+        text = msgspec.json.encode(line, enc_hook=repr).decode()
+        # JSON itself lets C1 controls and line separators through; here they would end or hide a line.
+        return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 class TextLines(logging.Formatter):
