@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import anyio
 import msgspec
 
 from loopd.drivers.retry import Fault, fault_of_error, fault_of_status
@@ -29,12 +30,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         connect_s: for the connection with TLS.
-        silence_s: longest time without a byte from the endpoint, before and inside the answer.
+        first_s: longest wait for the first byte of an answer; a local model may read a long prompt
+            for minutes.
+        silence_s: longest time without a byte inside the answer.
         answer_chars: an answer is cut here (text, thoughts and arguments together) and ends with
             finish `cut`; a stream without end costs no more than that.
     """
 
     connect_s: float = 10.0
+    first_s: float = 600.0
     silence_s: float = 120.0
     answer_chars: int = 512 * 1024
 
@@ -49,10 +53,10 @@ class CallFailed(Exception):
 
 @cache
 def _tls() -> ssl.SSLContext:
-    import certifi  # noqa: PLC0415
+    import httpx  # noqa: PLC0415
 
     # One for all sessions: it costs milliseconds and megabytes to load the authorities.
-    return ssl.create_default_context(cafile=certifi.where())
+    return httpx.create_ssl_context()
 
 
 def open_client(base_url: str, api_key: str | None, limits: Limits) -> httpx.AsyncClient:
@@ -65,7 +69,7 @@ def open_client(base_url: str, api_key: str | None, limits: Limits) -> httpx.Asy
         headers["authorization"] = f"Bearer {api_key}"
     return httpx.AsyncClient(
         headers=headers,
-        timeout=httpx.Timeout(limits.silence_s, connect=limits.connect_s),
+        timeout=httpx.Timeout(limits.first_s, connect=limits.connect_s),
         trust_env=parts.hostname not in _LOOPBACK,
         verify=_tls() if parts.scheme == "https" else False,
         limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
@@ -87,10 +91,10 @@ async def ask_model(
             if response.status_code != 200:
                 raise CallFailed(await _refusal(response))
             return await _read(response, show, limits)
+    except httpx.ConnectTimeout as error:
+        raise CallFailed(_unreachable(f"no connection within {limits.connect_s:g} s")) from error
     except httpx.TimeoutException as error:
-        kind = "connection" if isinstance(error, httpx.ConnectTimeout) else "byte"
-        waited = limits.connect_s if kind == "connection" else limits.silence_s
-        raise CallFailed(_unreachable(f"no {kind} from the endpoint within {waited:g} s")) from error
+        raise CallFailed(_unreachable(f"no answer within {limits.first_s:g} s")) from error
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
         raise CallFailed(Fault(cause="rejected", message=f"{url!r}: {error}")) from error
     except (httpx.LocalProtocolError, httpx.DecodingError, UnicodeError) as error:
@@ -134,16 +138,31 @@ def _whole(answer: Answer) -> Answer:
 async def _events(response: httpx.Response, limits: Limits, *, plain: bool) -> AsyncIterator[str]:
     if plain:  # the endpoint does not stream; its whole answer counts as one chunk
         body = bytearray()
-        async for chunk in response.aiter_bytes():
+        async for chunk in _chunks(response, limits):
             body += chunk
             if len(body) > 8 * limits.answer_chars + 65_536:
                 raise EventTooLarge(f"an answer of more than {len(body)} bytes; expected a smaller one")
         yield body.decode("utf-8", "replace")
         return
     parser = EventParser()
-    async for chunk in response.aiter_bytes():
+    async for chunk in _chunks(response, limits):
         for event in parser.feed(chunk):
             yield event.data
+
+
+async def _chunks(response: httpx.Response, limits: Limits) -> AsyncIterator[bytes]:
+    stream = response.aiter_bytes()
+    patience_s = limits.first_s
+    while True:
+        try:
+            with anyio.fail_after(patience_s):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise CallFailed(_unreachable(f"silence for {patience_s:g} s")) from error
+        if chunk is None:
+            return
+        yield chunk
+        patience_s = limits.silence_s
 
 
 async def _refusal(response: httpx.Response) -> Fault:

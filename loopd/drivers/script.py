@@ -15,6 +15,8 @@ import msgspec
 from loopd.drivers.trajectory import Head, Step, open_script, read, read_from
 from loopd_protocol.errors import Refused
 
+SCRIPT_BYTES = 64 * 1024 * 1024
+"""Largest script (unpacked): it is indexed at once, at about 60 MB a second, when the session is created."""
 KEEP_BYTES = 1024 * 1024
 """Files up to this size (unpacked) stay in memory; larger ones are read again for each turn."""
 
@@ -52,6 +54,10 @@ class Script:
                 fresh = False
             starts[-1][2] += 1
             size = record.offset
+            if size > SCRIPT_BYTES:
+                raise Refused(
+                    "invalid", f"{path!r} has more than {SCRIPT_BYTES} bytes; expected a shorter script"
+                )
             if size > KEEP_BYTES:
                 kept = None
             if kept is not None:

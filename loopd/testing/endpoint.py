@@ -187,8 +187,8 @@ class Endpoint:
 
     def stop(self) -> None:
         """End serving; answers that are being sent are broken off."""
-        self._server.should_exit = True
         self._server.force_exit = True
+        self._server.told_to_exit.set()
 
     async def wait_for_requests(self, count: int) -> None:
         """Wait until so many requests have arrived."""
@@ -234,6 +234,15 @@ class Endpoint:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told_to_exit = anyio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait for the end without looking ten times a second; `Date` is that of the start."""
+        await self.on_tick(0)
+        await self.told_to_exit.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the program that this runs in."""

@@ -105,7 +105,7 @@ class ChatStage:
             "silent": say("x", hang_after=0),
         }
         self._endpoint.script = lambda r: faults[r.json["model"]]
-        quick = Limits(silence_s=0.3, connect_s=0.3)
+        quick = Limits(first_s=0.3, silence_s=0.3, connect_s=0.3)
         drivers = [
             ChatDriver(
                 "ses_suite",

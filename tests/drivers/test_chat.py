@@ -184,7 +184,9 @@ async def test_calls_after_the_one_that_ends_the_turn_are_denied(tmp_path: Path)
     ids=["429", "500", "503", "529", "break", "error in stream", "malformed", "hangs", "never answers"],
 )
 async def test_a_passing_fault_is_retried_visibly_with_the_same_request(failure: Reply, cause: str) -> None:
-    end, host, endpoint = await drive([failure, failure, say("at last")], limits=Limits(silence_s=0.2))
+    end, host, endpoint = await drive(
+        [failure, failure, say("at last")], limits=Limits(first_s=0.2, silence_s=0.2)
+    )
     assert end.outcome == "completed"
     assert [(attempt, seen) for attempt, seen, _ in host.retries] == [(1, cause), (2, cause)]
     assert [step.text for step in host.steps] == ["at last"]
@@ -236,9 +238,22 @@ async def test_an_endpoint_that_is_down_is_unreachable() -> None:
 
 
 async def test_slow_chunks_are_no_silence() -> None:
-    end, host, _ = await drive([say("abcdefgh", chunk_chars=1, gap_ms=60)], limits=Limits(silence_s=0.4))
+    end, host, _ = await drive(
+        [say("abcdefgh", chunk_chars=1, gap_ms=60)], limits=Limits(first_s=0.4, silence_s=0.4)
+    )
     assert (end.outcome, host.retries) == ("completed", [])
     assert host.deltas == list("abcdefgh")
+
+
+async def test_a_slow_first_byte_is_waited_for_longer_than_a_silence_inside_the_answer() -> None:
+    limits = Limits(first_s=20, silence_s=0.2)
+    patient, host, _ = await drive([say("late", first_ms=600)], limits=limits)
+    assert (patient.outcome, host.retries) == ("completed", [])
+    silent, _, endpoint = await drive(
+        [say("some text", hang_after=2)], limits=limits, retry=RetryPolicy(retries=0)
+    )
+    assert (silent.outcome, silent.cause, silent.error) == ("model_error", "unreachable", "silence for 0.2 s")
+    assert endpoint.disconnects == 1
 
 
 async def test_an_endless_stream_is_cut_and_the_connection_closed() -> None:

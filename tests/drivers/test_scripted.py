@@ -12,7 +12,7 @@ import pytest
 
 from loopd.core.conversation import AgentReply, Directive, TurnEnd
 from loopd.drivers import make_driver
-from loopd.drivers.script import KEEP_BYTES, Script, load, stamp_of
+from loopd.drivers.script import KEEP_BYTES, SCRIPT_BYTES, Script, load, stamp_of
 from loopd.drivers.scripted import ScriptedDriver
 from loopd.testing.driver_suite import RecordingHost, turn
 from loopd_protocol.commands import ScriptedSpec
@@ -154,6 +154,17 @@ async def test_a_delay_spreads_the_text_and_lasts_as_long(tmp_path: Path) -> Non
     assert anyio.current_time() - started >= 0.045
     assert len(host.deltas) > 5
     assert "".join(host.deltas) == "one two three four"
+
+
+def test_a_script_that_unpacks_to_more_than_the_bound_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    step = json.dumps({"t": "step", "text": "x" * 900_000}).encode() + b"\n"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(json.dumps(HEAD).encode() + b"\n")
+        for _ in range(SCRIPT_BYTES // len(step) + 2):
+            stream.write(step)
+    with pytest.raises(Refused, match=f"more than {SCRIPT_BYTES} bytes"):
+        make_driver("ses_x", {"kind": "scripted", "script": str(path)}, None)
 
 
 def test_a_script_without_steps_is_refused(tmp_path: Path) -> None:
