@@ -121,7 +121,7 @@ class Dispatcher:
                 command_sha256, result, seq = known
                 if command_sha256 != digest:
                     raise Refused("idempotency_conflict", f"key {key!r} was used for another command")
-                return Answer(seq=seq, result=msgspec.json.decode(result), dup=True)
+                return Answer(seq=seq, result={**msgspec.json.decode(result), "seq": seq}, dup=True)
             return await self._carry_out(command, caller, conditions, keyed)
         finally:
             del self._inflight[place]
@@ -188,7 +188,8 @@ class Dispatcher:
         try:
             known = await self._router.store.idempotent(*place)
             if known is not None:
-                return Answer(seq=known[2], result=msgspec.json.decode(known[1]), dup=True)
+                result = {**msgspec.json.decode(known[1]), "seq": known[2]}
+                return Answer(seq=known[2], result=result, dup=True)
             digest = hashlib.sha256(msgspec.json.encode(inner, order="deterministic")).hexdigest()
             return await self._change(command, caller, conditions, Keyed(*place, digest))
         finally:

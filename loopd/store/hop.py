@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import aiosqlite
+import anyio.to_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,5 +30,10 @@ async def hop(
 
 async def close(connection: aiosqlite.Connection) -> None:
     """Close a connection; one that never opened is fine."""
-    if cast("Any", connection)._connection is not None:  # noqa: SLF001
+    private = cast("Any", connection)
+    if private._connection is not None:  # noqa: SLF001
         await connection.close()
+    elif private._thread.is_alive():  # noqa: SLF001
+        # aiosqlite tells the thread of a connection that failed to open to stop, and does not wait: its
+        # answer would meet a closed loop.
+        await anyio.to_thread.run_sync(private._thread.join)  # noqa: SLF001

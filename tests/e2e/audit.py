@@ -68,7 +68,9 @@ class Journal:
     def acknowledged(self, acknowledged: Mapping[str, str]) -> None:
         """No acknowledged envelope was lost; `acknowledged`: id → sid."""
         accepted = {e["b"]["id"]: e["num"] for e in self.events if e["k"] == "envelope.accepted"}
-        lost = {envelope for envelope, sid in acknowledged.items() if accepted.get(envelope) != self.sids[sid]}
+        lost = {
+            envelope for envelope, sid in acknowledged.items() if accepted.get(envelope) != self.sids[sid]
+        }
         assert not lost, f"{len(lost)} acknowledged envelopes are not in the journal: {sorted(lost)[:5]}"
 
     def texts_are_unique(self, prefix: str) -> None:

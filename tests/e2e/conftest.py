@@ -23,3 +23,13 @@ def house() -> Iterator[House]:
 def daemon(house: House) -> Daemon:
     """A running daemon with default settings."""
     return house.daemon().start()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    """A running daemon that the tests of a module share; each makes sessions of its own."""
+    house = House()
+    try:
+        yield house.daemon(http=True).start()
+    finally:
+        house.close()

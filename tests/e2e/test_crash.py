@@ -177,9 +177,10 @@ def storm(house: House, kills: int, seed: int) -> None:
                 acknowledged |= hand.acknowledged
             daemon.start()
             boot = daemon.sql("SELECT boots FROM meta")[0][0]
-            journal = Journal(daemon.data / "journal.sqlite")
-            journal.acknowledged(acknowledged)
-            interrupted_turns_are_marked(journal, boot)
+            if number % 5 == 0:  # reading it all takes as long as it is
+                journal = Journal(daemon.data / "journal.sqlite")
+                journal.acknowledged(acknowledged)
+                interrupted_turns_are_marked(journal, boot)
             for hand in hands:
                 as_acknowledged(daemon, hand)
             for sid in quiet:
@@ -198,6 +199,7 @@ def storm(house: House, kills: int, seed: int) -> None:
         daemon.verified()
     journal = Journal(daemon.data / "journal.sqlite")
     journal.check()
+    interrupted_turns_are_marked(journal, boot)
     journal.acknowledged(acknowledged)
     journal.texts_are_unique("note ")
     assert len(acknowledged) > 15 * kills
@@ -290,7 +292,7 @@ def test_a_deadline_that_passed_while_the_daemon_was_down_fires_once_at_boot(hou
     held = daemon.call("send", sid, text="wake up")
     assert held["held"]
     daemon.kill()
-    while now_ms() <= until:  # noqa: ASYNC110  (the daemon is down: there is nothing to wait for but time)
+    while now_ms() <= until:
         threading.Event().wait(0.05)
     daemon.start()
     opened = daemon.until(sid, "gate.changed", lambda b: b["cause"] == "deadline")

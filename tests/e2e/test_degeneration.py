@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopd.testing.endpoint import ask, say, Call
+from loopd.testing.endpoint import Call, ask, say
 from tests.e2e.audit import Journal
 from tests.e2e.harness import FILLER, Daemon, House, endpoint, working
 
@@ -53,9 +53,7 @@ def test_a_model_that_repeats_itself_is_stopped_after_five_turns_and_asked_no_mo
         # An envelope reopens it; the loop comes back, and so does the gate: a relapse.
         sent = daemon.ctl("send", sid, "please look at chapter 2")
         assert sent["held"] is False
-        again = daemon.until(
-            sid, "gate.changed", lambda b: b["cause"] == "detection", after=closed["seq"]
-        )
+        again = daemon.until(sid, "gate.changed", lambda b: b["cause"] == "detection", after=closed["seq"])
         assert again["b"]["added"]["relapse"] == 1
         assert len(daemon.events(sid, "turn.completed")) == 10
         assert len(model.requests) == 10
@@ -107,9 +105,11 @@ def test_a_tool_loop_is_found_and_the_model_is_told(house: House, daemon: Daemon
         sid = daemon.chat(model.base_url, goal="write", workspace=str(workspace))
         found = daemon.until(sid, "degeneration.detected", lambda b: b["rule"] == "tool_repetition")
         assert found["b"]["evidence"]
-        ended = daemon.until(
-            sid, "session.ended", lambda b: True, within_s=60
-        ) if found["b"]["verdict"] == "terminate" else None
+        ended = (
+            daemon.until(sid, "session.ended", lambda b: True, within_s=60)
+            if found["b"]["verdict"] == "terminate"
+            else None
+        )
         assert ended is None or ended["b"]["status"] == "aborted_stuck"
         daemon.call("suspend", sid, mode="interrupt")
     daemon.verified()

@@ -132,9 +132,7 @@ def test_a_human_message_lifts_the_suspension_and_all_that_waited_is_one_turn(da
         assert sorted(started["b"]["envelopes"]) == sorted([held["envelope"], sent["id"]])
         (lifted,) = [e for e in daemon.events(sid, "gate.changed") if e["seq"] > first["seq"]]
         assert (lifted["b"]["cause"], lifted["b"]["envelope"]) == ("envelope", sent["id"])
-        accepted = next(
-            e for e in daemon.events(sid, "envelope.accepted") if e["b"]["id"] == sent["id"]
-        )
+        accepted = next(e for e in daemon.events(sid, "envelope.accepted") if e["b"]["id"] == sent["id"])
         assert accepted["seq"] == sent["seq"] - 3 or accepted["seq"] < lifted["seq"] < started["seq"]
         assert len(model.requests) == 1
     daemon.verified()
