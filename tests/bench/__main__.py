@@ -43,6 +43,8 @@ def measured(bench: Path) -> tuple[list[dict[str, Any]], int]:
         try:
             figure = json.loads(line)
         except ValueError:
+            figure = None
+        if not isinstance(figure, dict) or not figure.keys() >= {"figure", "median", "unit"}:
             sys.stderr.write(f"  {line}\n")
             continue
         figures.append({"bench": bench.stem, **figure, "load_1m": load, "bench_took_s": took})

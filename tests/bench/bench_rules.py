@@ -7,20 +7,19 @@ neighbours disturb little; rounds alternate between the histories.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
 from loopd.core.masks import mask
 from loopd.core.records import TurnRecord, digest, step_record, text_digest
-from loopd.core.rules import RulesState, begin_turn, observe_step, observe_turn, streaks
+from loopd.core.rules import RuleSettings, RulesState, begin_turn, observe_step, observe_turn, streaks
 from loopd.core.settings import settings_of
 from loopd_protocol.events import ToolCall, TurnStep, Usage
 from loopd_protocol.sources import Trigger
+from tests.bench.figures import report
 
 HISTORIES = (100, 10_000)
 MEASURED = 2_000
@@ -65,7 +64,7 @@ def _turn(event: TurnStep) -> TurnRecord:
     )
 
 
-def _run(state: RulesState, numbers: Iterable[int], settings: Any) -> tuple[RulesState, list[float]]:
+def _run(state: RulesState, numbers: Iterable[int], settings: RuleSettings) -> tuple[RulesState, list[float]]:
     """Feed steps as the session does: reduce, observe, and at a turn's end observe the turn."""
     took: list[float] = []
     for n in numbers:
@@ -78,87 +77,48 @@ def _run(state: RulesState, numbers: Iterable[int], settings: Any) -> tuple[Rule
     return state, took
 
 
-def _per_call(work: Callable[[], object], times: int = 5_000) -> float:
-    best = []
-    for _ in range(5):
+def _per_call(work: Callable[[], object], times: int = 5_000) -> list[float]:
+    """Microseconds for each call, once for each round."""
+    took = []
+    for _ in range(ROUNDS):
         started = time.thread_time_ns()
         for _ in range(times):
             work()
-        best.append((time.thread_time_ns() - started) / 1_000 / times)
-    return statistics.median(best)
+        took.append((time.thread_time_ns() - started) / 1_000 / times)
+    return took
 
 
-def main() -> int:
-    """Print the figures; exit code 1 when a goal is missed."""
-    settings = {
-        "published": settings_of("published", {}).rules,
-        "published, window 50": settings_of("published", {"rules.tool_repetition.window_size": 50}).rules,
-    }
-    good = True
-    for name, rules in settings.items():
-        states = {history: _run(RulesState(), range(1, history + 1), rules)[0] for history in HISTORIES}
-        rounds: dict[int, list[list[float]]] = {history: [] for history in HISTORIES}
-        for _ in range(ROUNDS):
-            for history, state in states.items():
-                rounds[history].append(_run(state, range(history + 1, history + 1 + MEASURED), rules)[1])
-        medians = {}
+def _steps(name: str, rules: RuleSettings) -> None:
+    """The cost of a step after short and long histories, round by round."""
+    states = {history: _run(RulesState(), range(1, history + 1), rules)[0] for history in HISTORIES}
+    rounds: dict[int, list[list[float]]] = {history: [] for history in HISTORIES}
+    for _ in range(ROUNDS):
         for history, state in states.items():
-            each_median = [statistics.median(each) for each in rounds[history]]
-            medians[history] = statistics.median(each_median)
-            took = sorted(value for each in rounds[history] for value in each)
-            stored = len(msgspec.json.encode(state))
-            assert streaks(state)[1] == 0
-            line = {
-                "bench": "rules",
-                "figure": "cost of a step",
-                "rules": name,
-                "history_steps": history,
-                "median_us": round(medians[history], 1),
-                "median_us_min_max": [round(min(each_median), 1), round(max(each_median), 1)],
-                "p99_us": round(took[len(took) * 99 // 100], 1),
-                "state_bytes": stored,
-                "goal_median_us": GOAL_US,
-            }
-            good = good and medians[history] <= GOAL_US
-            print(json.dumps(line))
-        ratio = medians[HISTORIES[1]] / medians[HISTORIES[0]]
-        good = good and ratio <= 1.2
-        print(
-            json.dumps(
-                {
-                    "bench": "rules",
-                    "figure": "flatness",
-                    "rules": name,
-                    "ratio_10000_to_100": round(ratio, 3),
-                    "goal_ratio": 1.2,
-                }
-            )
-        )
+            rounds[history].append(_run(state, range(history + 1, history + 1 + MEASURED), rules)[1])
+    medians = {history: [statistics.median(took) for took in each] for history, each in rounds.items()}
+    for history, state in states.items():
+        assert streaks(state)[1] == 0
+        after = f"rules: {name}: a step after {history:,}"
+        note = f"{MEASURED} steps a round; state {len(msgspec.json.encode(state))} bytes"
+        report(after, medians[history], "µs", goal=GOAL_US, note=note)
+        p99 = [statistics.quantiles(took, n=100)[98] for took in rounds[history]]
+        report(f"{after}, p99", p99, "µs")
+    few, many = (medians[history] for history in HISTORIES)
+    flatness = [long / short for short, long in zip(few, many, strict=True)]
+    report(f"rules: {name}: {HISTORIES[1]:,} steps against {HISTORIES[0]}", flatness, "x", goal=1.2)
+
+
+def main() -> None:
+    """Print the figures."""
+    _steps("published", settings_of("published", {}).rules)
+    window = {"rules.tool_repetition.window_size": 50}
+    _steps("published, window 50", settings_of("published", window).rules)
     text = ("The quick brown fox jumps over 13 lazy dogs. " * 60)[:2_048]
     hashing = _per_call(lambda: (digest(text), text_digest(text)))
-    good = good and hashing <= 7
-    print(
-        json.dumps(
-            {
-                "bench": "rules",
-                "figure": "hash and normalise 2 KB of text",
-                "median_us": round(hashing, 2),
-                "goal_us": 7,
-            }
-        )
-    )
+    report("rules: hash and normalise 2 KB of text", hashing, "µs", goal=7)
     output = ("2026-10-01 10:00:00 INFO worker pid 12 did 3 things in 0.3s at 0x7f00\n" * 20)[:1_024]
-    print(
-        json.dumps(
-            {
-                "bench": "rules",
-                "figure": "mask 1 KB of tool output",
-                "median_us": round(_per_call(lambda: mask(output), 500), 1),
-            }
-        )
-    )
-    return 0 if good else 1
+    report("rules: mask 1 KB of tool output", _per_call(lambda: mask(output), 500), "µs")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
