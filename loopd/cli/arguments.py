@@ -106,6 +106,9 @@ def common(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout", type=duration, metavar="DUR", help="how long to wait for an answer (default: 30s)"
     )
+    group.add_argument(
+        "--key", metavar="KEY", help="for changes: the same change with the same key is carried out once"
+    )
 
 
 def complete(action: argparse.Action, **how: str) -> None:

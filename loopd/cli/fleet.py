@@ -27,8 +27,9 @@ def status(run: Run) -> None:
         return
     sessions, holds = answer.get("sessions", {}), answer.get("holds", {})
     marks = [word for word in ("frozen", "draining") if answer.get(word)]
-    if not answer.get("ready", True):
-        marks.append("not ready")
+    reasons = [word for word in answer.get("reasons") or () if word not in marks]
+    if not answer.get("ready", True) and (reasons or not marks):
+        marks.append(f"not ready: {', '.join(map(safe, reasons))}" if reasons else "not ready")
     head = f"loopd {answer.get('version', '?')}  pid {answer.get('pid', '?')}  up {span(answer.get('uptime_ms', 0))}"
     mood = console.styled(", ".join(marks), "magenta") if marks else console.styled("ready", "green")
     console.line(f"{safe(head)}  {mood}")

@@ -34,11 +34,13 @@ class Link:
     Attributes:
         path: the control socket.
         timeout_s: how long each answer may take.
+        key: idempotency key of the change, or None for a fresh one.
     """
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, timeout_s: float, key: str | None = None) -> None:
         self.path = path
         self.timeout_s = timeout_s
+        self.key = key
         self._client: Client | None = None
 
     def client(self, *, deltas: bool = False) -> Client:
@@ -55,7 +57,7 @@ class Link:
 
     def change(self, command: dict[str, Any]) -> dict[str, Any]:
         """Carry out a mutating command; the result with its `seq`, and `dup` if it was a repetition."""
-        answer = self._answer(command)
+        answer = self._answer(command, self.key or os.urandom(16).hex())
         result = dict(answer["r"])
         if "seq" in answer:
             result.setdefault("seq", answer["seq"])
@@ -63,13 +65,14 @@ class Link:
             result["dup"] = True
         return result
 
-    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, command: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         from loopd.client import CallFailed
 
         try:
-            return self.client().ask(command)
+            return self.client().ask(command, key=key)
         except CallFailed as error:
-            raise self._failure(error) from None
+            # A batch has no key of its own, so repeating it needs a look first.
+            raise self._failure(error, key if command["t"] != "batch" else None) from None
 
     @property
     def log(self) -> str:
@@ -124,12 +127,12 @@ class Link:
             self._client.close()
             self._client = None
 
-    def _failure(self, error: CallFailed) -> Failure:
+    def _failure(self, error: CallFailed, key: str | None = None) -> Failure:
         hint = ""
         if error.code == "unavailable":
             hint = "is `loopd serve` running, and is this its socket? --socket PATH or LOOPD_SOCKET"
-        elif error.code == "timeout":
-            hint = "look before you repeat a change: it may have been carried out"
+        elif error.code == "timeout" and key is not None:
+            hint = f"it may have been carried out; the same with `--key {key}` does it once"
         return Failure(
             error.code, error.message, path=error.path, retry_after_ms=error.retry_after_ms, hint=hint
         )

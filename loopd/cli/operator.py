@@ -31,7 +31,7 @@ exit codes:
   5 unauthorised   6 unavailable   7 uncertain
 """
 PATIENCE_S = 30.0
-_WITH_VALUE = {"-o", "--output", "--socket", "--timeout"}
+_WITH_VALUE = {"-o", "--output", "--socket", "--timeout", "--key"}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = VERBS[name]
         args = leaf_parser(name, verb).parse_args(rest)
         patience_s = PATIENCE_S if args.timeout is None else max(args.timeout, 1) / 1_000
-        link = Link(socket_path(args.socket), patience_s)
+        link = Link(socket_path(args.socket), patience_s, args.key)
         run = Run(name, args, Console(args.output), link)
         module, _, function = verb.runs.partition(":")
         code = int(getattr(_import(f"loopd.cli.{module}"), function)(run) or 0)

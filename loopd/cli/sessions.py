@@ -231,6 +231,9 @@ def why(run: Run) -> None:
     console.line(f"{safe(answer['sid'])}: gate {console.styled(answer['gate'], style)}")
     if holds:
         console.table(HOLDS_HEADER, holds_table(holds, now), flex=3)
+    if answer.get("house"):
+        lifted = {"freeze": "; `loopctl unfreeze` ends it"}.get(answer["house"], "")
+        console.line(f"the whole daemon admits nothing: {safe(answer['house'])}{lifted}")
     goal, turn = answer.get("goal") or {}, answer.get("turn")
     coming = answer.get("next") or {}
     at = coming.get("at_ms")

@@ -139,6 +139,16 @@ def test_the_same_dedupe_key_is_accepted_once(stage: Stage) -> None:
     assert len(stage.ok("inbox", name)["envelopes"]) == 1
 
 
+def test_a_change_with_the_same_key_is_carried_out_once(stage: Stage) -> None:
+    name = stage.session()
+    stage.ok("suspend", name, "--quarantine")
+    first = stage.ok("--key", "k-once", "send", name, "x")
+    again = stage.ok("send", name, "x", "--key", "k-once")
+    assert (again["id"], again["dup"]) == (first["id"], True)
+    assert len(stage.ok("inbox", name)["envelopes"]) == 1
+    assert stage.ctl("send", name, "y", "--key", "k-once").code == 4
+
+
 def test_a_suspension_is_proven_and_checkable(stage: Stage) -> None:
     name = stage.session(goal="go", texts=tuple(f"step {i}" for i in range(50)))
     answer = stage.ok("suspend", name, "--reason", "cost review", "--until", "2h")
@@ -460,6 +470,10 @@ def test_freeze_stops_admission_until_unfreeze(stage: Stage) -> None:
         assert "frozen" in stage.ctl("status").out
         name = stage.session(goal="go")
         assert stage.ok("send", name, "x")["held"] is True
+        assert (
+            "the whole daemon admits nothing: freeze; `loopctl unfreeze` ends it"
+            in stage.ctl("why", name).out
+        )
     finally:
         stage.ok("unfreeze")
     assert stage.ok("status")["frozen"] is False
