@@ -137,7 +137,13 @@ class Decision:
         )
         if SOURCE_POLICIES[source].coalesces and job is not None:
             self._coalesce(envelope, job)
-        counted = [w for w in self.session.inbox if not SOURCE_POLICIES[w.source].coalesces]
+        starts = SOURCE_POLICIES[source].starts_turn  # notes crowd out older notes, never what was sent
+        counted = [
+            w
+            for w in self.session.inbox
+            if SOURCE_POLICIES[w.source].starts_turn == starts
+            and not (SOURCE_POLICIES[w.source].coalesces and w.job is not None)
+        ]
         if len(counted) > self.settings.gate.inbox_cap:
             self._drop(counted[0], reason="inbox_full", by="daemon")
         return envelope
@@ -196,12 +202,16 @@ class Decision:
         return admitted, bool(admitted) and not self.session.gate.is_open
 
     def mark_held(self) -> None:
-        """Say once for each waiting envelope that something keeps it, if something does."""
+        """Say once for each waiting envelope that something keeps it, if something does.
+
+        What it will lift itself when the running turn ends does not keep it: then it is only queued.
+        """
         may_pass = self._may_pass()
         for waiting in self.session.inbox:
             if waiting.held or not SOURCE_POLICIES[waiting.source].starts_turn:
                 continue
-            by = gate.blocked_by(self.session.gate, waiting.source, self.session.preset, may_pass=may_pass)
+            arrived = gate.Arrived(waiting.source, waiting.ss, self.session.preset)
+            by = gate.kept_by(self.session.gate, arrived, may_pass=may_pass)
             if self.house.closed_by is not None:
                 by = (*by, self.house.closed_by)
             if by:

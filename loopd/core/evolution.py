@@ -111,7 +111,6 @@ def _created(event: ev.SessionCreated, at_ms: int) -> Session:
 
 
 def _accepted(session: Session, event: ev.EnvelopeAccepted, at_ms: int) -> Session:
-    manual = any(j.job == event.job and j.last_manual_ms == event.due_ms for j in session.crons)
     waiting = Waiting(
         id=event.id,
         ss=session.ss,
@@ -119,7 +118,7 @@ def _accepted(session: Session, event: ev.EnvelopeAccepted, at_ms: int) -> Sessi
         at_ms=at_ms,
         job=event.job,
         due_ms=event.due_ms,
-        manual=manual and event.source is Source.CRON,
+        manual=event.source is Source.CRON and event.due_ms == session.last_manual_ms,
     )
     wakes = session.wakes
     if event.source is Source.REWAKE and event.job is not None:
@@ -281,7 +280,6 @@ def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Sessio
 
 
 def _cron_changed(session: Session, event: ev.CronChanged) -> Session:
-    old = next((j for j in session.crons if j.job == event.job), None)
     rest = tuple(j for j in session.crons if j.job != event.job)
     if event.change == "removed":
         return replace(session, crons=rest)
@@ -294,18 +292,17 @@ def _cron_changed(session: Session, event: ev.CronChanged) -> Session:
         catchup_ms=event.catchup_ms,
         next_ms=event.next_ms,
         paused=event.change == "paused",
-        last_manual_ms=old.last_manual_ms if old else 0,
     )
     return replace(session, crons=(*rest, job))
 
 
 def _cron_occurred(session: Session, event: ev.CronOccurrence) -> Session:
-    def moved(job: CronJob) -> CronJob:
-        if event.manual:
-            return replace(job, last_manual_ms=max(job.last_manual_ms, event.due_ms))
-        return job if event.next_ms is None else replace(job, next_ms=event.next_ms or None)
-
-    crons = tuple(moved(j) if j.job == event.job else j for j in session.crons)
+    if event.manual:
+        return replace(session, last_manual_ms=max(session.last_manual_ms, event.due_ms))
+    if event.next_ms is None:
+        return session
+    next_ms = event.next_ms or None
+    crons = tuple(replace(j, next_ms=next_ms) if j.job == event.job else j for j in session.crons)
     return replace(session, crons=crons)
 
 

@@ -208,6 +208,13 @@ def blocked_by(gate: Gate, source: Source, preset: str, *, may_pass: bool) -> tu
     return tuple(h.kind for h in gate.holds if not (may_pass and cell(h.kind, source, preset) is Cell.PASSES))
 
 
+def kept_by(gate: Gate, given: Arrived, *, may_pass: bool) -> tuple[str, ...]:
+    """Kinds that keep this envelope waiting after it has lifted what it lifts; empty if it may come in."""
+    lifted = lifted_by(gate, given)
+    left = Gate(holds=tuple(h for h in gate.holds if h.kind not in lifted))
+    return blocked_by(left, given.source, given.preset, may_pass=may_pass)
+
+
 def transition(
     gate: Gate, given: GateInput, now: int, *, may_pass: bool = True
 ) -> tuple[Gate, tuple[GateEffect, ...]]:

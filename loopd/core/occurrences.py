@@ -87,7 +87,7 @@ def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> 
         raise Refused("not_found", f"session {decision.session.name!r} has no cron job {given.job!r}")
     match given.change:
         case "run":
-            due = max(decision.now, job.last_manual_ms + 1)
+            due = max(decision.now, decision.session.last_manual_ms + 1)
             due += due % 1_000 == 0  # never the moment of an expression, whose accounts are its own
             decision.emit(ev.CronOccurrence(job=job.job, due_ms=due, result="due", manual=True))
             decision.envelope = decision.accept(Source.CRON, job.text, by=given.by, job=job.job, due_ms=due)

@@ -9,6 +9,9 @@ from loopd.core.state import Session
 from loopd_protocol.holds import AnyHold, ProviderBackoff
 from loopd_protocol.sources import Source, Trigger
 
+RETRY_AFTER_MAX_MS = 86_400_000
+"""An endpoint that asks for more is asked again after this: a header must not stop a session for ever."""
+
 PROVIDER_IS_BACK = "The previous turn failed because the model endpoint was not available. Please go on."
 
 
@@ -30,9 +33,10 @@ def back_off(decision: Decides, trigger: Trigger, cause: str, retry_after_ms: in
     """Set `ProviderBackoff`, twice as long each time, and see to it that the work is taken up again."""
     bounds = decision.settings.gate
     wait = bounds.provider_backoff_ms * 2 ** min(decision.session.provider_failures, 20)
-    wait = max(min(wait, bounds.provider_backoff_max_ms), retry_after_ms or 0)
+    asked = min(retry_after_ms or 0, RETRY_AFTER_MAX_MS)
+    wait = max(min(wait, bounds.provider_backoff_max_ms), asked)
     decision.close(
-        ProviderBackoff(by="daemon", reason=cause, cause=cause[:200], until_ms=decision.now + wait),
+        ProviderBackoff(by="daemon", reason=cause[:4_000], cause=cause[:200], until_ms=decision.now + wait),
         cause="provider",
     )
     continues = decision.session.goal is not None and decision.session.goal.status == "active"

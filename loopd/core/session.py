@@ -86,6 +86,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
             decision.change_gate(gate.Extend(given.kind, given.until_ms), cause="gate_extend", by=given.by)
         case HoldRequested():
             decision.close(given.hold, cause=given.cause)
+            decision.mark_held()
         case GoalChangeRequested():
             decision.change_goal(given)
         case CronPutRequested() | CronChangeRequested():
@@ -107,7 +108,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case EffectIntended():
             decision.emit(
                 ev.EffectIntent(
-                    id=_effect_id(session, given.n, given.call),
+                    id=_effect_id(session, given.call),
                     n=given.n,
                     call=given.call,
                     tool=given.tool,
@@ -116,9 +117,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
                 )
             )
         case EffectEnded():
-            decision.emit(
-                ev.EffectOutcome(id=_effect_id(session, given.n, given.call), outcome=given.outcome)
-            )
+            decision.emit(ev.EffectOutcome(id=_effect_id(session, given.call), outcome=given.outcome))
         case TurnEnded():
             decision.turn_ended(given)
         case CutRequested():
@@ -134,8 +133,10 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
     return decision.done()
 
 
-def _effect_id(session: Session, n: int, call: str) -> str:
-    return f"{session.num}.{n}.{call}"[:128]
+def _effect_id(session: Session, call: str) -> str:
+    # with the step: small model servers name the calls of every step alike
+    assert session.turn is not None
+    return f"{session.num}.{session.turn.n}.{session.turn.steps + 1}.{call}"[:128]
 
 
 def next_deadline(session: Session, house: House) -> int | None:

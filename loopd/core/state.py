@@ -83,7 +83,6 @@ class CronJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     catchup_ms: int = 86_400_000
     next_ms: int | None = None
     paused: bool = False
-    last_manual_ms: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,6 +117,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         fingerprint: last known digest of the outside state.
         crash_boots: numbers of the last boots that found this session in the middle of a turn.
         progress_ms: last moment of progress.
+        last_manual_ms: moment by which the last `cron run` goes; each run has its own.
     """
 
     sid: str
@@ -158,4 +158,5 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: str = ""
     toolless_continuations: int = 0
     crash_boots: tuple[int, ...] = ()
+    last_manual_ms: int = 0
     ended_ms: int = 0
