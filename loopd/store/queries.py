@@ -304,12 +304,9 @@ def cron_jobs(connection: sqlite3.Connection) -> list[dict[str, Any]]:
         "SELECT s.sid, c.body FROM cron AS c JOIN session AS s ON s.num = c.sid "
         "WHERE s.status = 'live' ORDER BY c.sid, c.job"
     )
-    jobs = []
-    for sid, body in rows:
-        job = msgspec.structs.asdict(_decode_job(body))
-        del job["last_manual_ms"]
-        jobs.append({"sid": sid, **job})
-    return jobs
+    shown = ("job", "expr", "tz", "text", "missed", "catchup_ms", "paused", "next_ms")
+    decoded = ((sid, _decode_job(body)) for sid, body in rows)
+    return [{"sid": sid, **{name: getattr(job, name) for name in shown}} for sid, job in decoded]
 
 
 def idempotent(

@@ -25,9 +25,10 @@ import uvloop
 from loopd.core.writes import Append
 from loopd.store import SqliteStore, opening
 from loopd.store.ledger import JOURNAL
-from loopd.store.projection import SESSION, TURN
+from loopd.store.projection import SESSION
 from loopd.store.schema import migrate
 from loopd.store.statements import insert_sql
+from loopd.store.writer import CHECKPOINT_BYTES
 from tests.bench.figures import report
 from tests.bench.journal_load import appends
 
@@ -77,7 +78,7 @@ def _rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     connection = opening.connect_reader(path)
     rows = {
         table.name: connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}").fetchall()
-        for table in (JOURNAL, SESSION, TURN)
+        for table in (JOURNAL, SESSION)
     }
     connection.close()
     return rows
@@ -90,15 +91,11 @@ def _raw(
     connection = opening.connect(str(path))
     migrate(connection)
     # Somebody must fold the log back: SQLite itself, at the size that the writer uses.
-    connection.execute("PRAGMA wal_autocheckpoint = 1024")
-    journal, session, turn = (insert_sql(table, 1) for table in (JOURNAL, SESSION, TURN))
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // opening.PAGE_BYTES}")
+    journal, session = (insert_sql(table, 1) for table in (JOURNAL, SESSION))
     column = JOURNAL.columns.index("sid")
-    sessions = (
-        {row[0]: row for row in rows["session"]}
-        if SESSION.columns[0] == "num"
-        else {row[SESSION.columns.index("num")]: row for row in rows["session"]}
-    )
-    turns = {row[0]: row for row in rows["turn"]}
+    number = SESSION.columns.index("num")
+    sessions = {row[number]: row for row in rows["session"]}
     all_rows = rows["journal"]
     groups = [all_rows[start : start + group] for start in range(0, len(all_rows), group)]
     begun, cpu = time.perf_counter(), time.process_time()
@@ -108,7 +105,6 @@ def _raw(
         if not journal_only:
             nums = {row[column] for row in part}
             connection.executemany(session, [sessions[num] for num in nums])
-            connection.executemany(turn, [turns[num] for num in nums])
         connection.execute("COMMIT")
     wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
     connection.close()
