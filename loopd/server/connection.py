@@ -20,7 +20,7 @@ import msgspec
 from loopd.core.access import Answer, Caller
 from loopd.server.fanout import Subscription
 from loopd.server.house import House, Job
-from loopd.server.opening import first_cursor, refusal, snapshot_parts, welcome
+from loopd.server.opening import first_cursor, pong, refusal, snapshot_parts, welcome
 from loopd.server.rendering import Encoding, make_filter
 from loopd_protocol import codec
 from loopd_protocol.commands import SessionGet
@@ -40,7 +40,6 @@ from loopd_protocol.frames import (
     Hello,
     Ok,
     Ping,
-    Pong,
     ServerFrame,
     Snap,
     Sub,
@@ -50,6 +49,7 @@ from loopd_protocol.frames import (
 from loopd_protocol.framing import Splitter
 
 _log = logging.getLogger("loopd.server")
+_FLUSH_BYTES = 65_536
 _NOBODY = Caller(principal="nobody", scopes=frozenset())
 
 
@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._wants_deltas = False
         self._paused = False
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._bad = 0
         self._half_closed = False
         self._subscribing = 0
@@ -155,15 +156,19 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write bytes of whole frames."""
+        # One write for all that is said in this turn of the loop, but never a heap of it.
         self._out.append(data)
-        if len(self._out) == 1:
-            # One write for all that is said in this turn of the loop.
+        self._out_bytes += len(data)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif len(self._out) == 1:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._out and not self._transport.is_closing():
             data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
+            self._out_bytes = 0
             self._transport.write(data)
             self._written += len(data)
             self.said_at = self._loop.time()
@@ -190,7 +195,7 @@ class Connection(asyncio.Protocol):
             self.bye("slow_consumer", f"nothing was read for {limits.stall_s:g} s")
             return
         if self._open and not self._paused and now - self.said_at >= limits.heartbeat_s:
-            self.say(self._pong(None))
+            self.say(pong(self._house, None, self.subs.values()))
 
     def bye(self, why: str, message: str = "") -> None:
         """Say goodbye and close, leaving the peer `linger_s` to take what is in the buffer."""
@@ -285,7 +290,7 @@ class Connection(asyncio.Protocol):
 
     def _other(self, frame: ClientFrame) -> None:
         if isinstance(frame, Ping):
-            self.say(self._pong(frame.id))
+            self.say(pong(self._house, frame.id, self.subs.values()))
         elif isinstance(frame, Hello):
             self._hello(frame)
         elif isinstance(frame, Sub):
@@ -353,15 +358,6 @@ class Connection(asyncio.Protocol):
     async def _sid(self, ref: str) -> str:
         answer = await self._house.dispatcher.dispatch(SessionGet(sid=ref), self.caller)
         return str(answer.result["sid"])
-
-    def _pong(self, ping_id: str | None) -> Pong:
-        bus = self._house.bus
-        return Pong(
-            id=ping_id,
-            head=Cursor(log=bus.log_id, seq=bus.head),
-            now_ms=self._house.now_ms(),
-            cursors={sub.id: sub.cursor for sub in self.subs.values()},
-        )
 
     def _refuse(self, frame_id: str | None, refused: Refused) -> None:
         self.say(refusal(frame_id, refused))

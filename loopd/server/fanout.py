@@ -168,6 +168,7 @@ class Fanout:
             while not sub.closed and sub.line.takes_events:
                 if sub.snaps:
                     sub.line.say(sub.snaps.pop(0))
+                    await checkpoint()
                     continue
                 if sub.cursor >= self._position:
                     self._live[sub] = None

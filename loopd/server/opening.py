@@ -1,15 +1,29 @@
-"""How connections and subscriptions begin, or do not: `welcome`, first cursor, snapshot, refusal."""
+"""Frames that the server says by itself: `welcome`, `pong`, refusals, and how a subscription begins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from loopd.core.access import Caller
+from loopd.server.fanout import Subscription
 from loopd.server.house import House
 from loopd_protocol.errors import Refused
-from loopd_protocol.frames import CORE_VERSION, Auth, Cursor, Err, Gap, Limits, Retry, Snap, Sub, Welcome
+from loopd_protocol.frames import (
+    CORE_VERSION,
+    Auth,
+    Cursor,
+    Err,
+    Gap,
+    Limits,
+    Pong,
+    Retry,
+    Snap,
+    Sub,
+    Welcome,
+)
 from loopd_protocol.schema import digest
 
 CAPS = ("core-0", "sub", "snapshot", "delta", "msgpack", "cancel")
@@ -34,6 +48,16 @@ def welcome(house: House, caller: Caller, *, version: int) -> Welcome:
         auth=Auth(principal=caller.principal, scopes=tuple(sorted(caller.scopes))),
         head=Cursor(log=house.bus.log_id, seq=house.bus.head),
         now_ms=house.now_ms(),
+    )
+
+
+def pong(house: House, ping_id: str | None, subs: Iterable[Subscription]) -> Pong:
+    """The answer to `ping`, and the heartbeat."""
+    return Pong(
+        id=ping_id,
+        head=Cursor(log=house.bus.log_id, seq=house.bus.head),
+        now_ms=house.now_ms(),
+        cursors={sub.id: sub.cursor for sub in subs},
     )
 
 

@@ -263,6 +263,8 @@ async def test_all_connections_together_are_bounded_too():
         assert (refused["code"], refused["id"]) == ("overloaded", "2")
         stage.hold.set()
         assert (await two.read())["t"] == "ok"
+        for n in range(10):
+            assert (await two.ask(f"more-{n}", STATUS))["t"] == "ok"
 
 
 async def test_a_slow_command_does_not_hold_up_the_next():

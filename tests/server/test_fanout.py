@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopd.core.access import Caller
 from loopd.core.writes import StoredEvent
 from loopd.server.auth import PeerPolicy
+from loopd.server.fanout import Fanout, Subscription
 from loopd.server.limits import SocketLimits
 from loopd.server.rendering import Slice, make_filter, slices
 from loopd_protocol.events import DegenerationDetected, GateChanged, GoalChanged, TurnStep
@@ -144,6 +146,75 @@ async def test_an_empty_snapshot_is_one_last_part():
         assert (refused["id"], refused["path"]) == ("x", "$.after")
         snap = await wire.until("snap")
         assert (snap.get("sessions", []), snap["last"], snap["part"]) == ([], True, 0)
+
+
+async def test_a_snapshot_for_a_peer_that_does_not_read_stays_where_it_is():
+    async with serving() as (server, stage, path), dialled(path) as frozen, dialled(path) as other:
+        rows = [{"sid": f"ses_{n}", "pad": "x" * 2_000} for n in range(5_000)]
+
+        async def many(_: Any) -> tuple[int, list[dict[str, Any]]]:
+            return 0, rows
+
+        stage.snapshot = many
+        await frozen.hello()
+        await frozen.send(sub(snapshot=True))
+        await frozen.until("subd")
+        await other.hello()
+        for _ in range(5):
+            await other.ask("1", {"t": "daemon.status"})
+        held = [c.transport.get_write_buffer_size() for c in server._connections]
+        assert max(held) < QUICK.buffer_bytes + 2 * 262_144
+        stage.say("ses_a", "after")
+        got: list[str] = []
+        while (frame := await frozen.read())["t"] == "snap":
+            got += [row["sid"] for row in frame["sessions"]]
+        assert got == [row["sid"] for row in rows]
+        assert (frame["t"], frame["seq"]) == ("ev", 1)
+
+
+class Paper:
+    """A line that takes everything and keeps it."""
+
+    enc = "json"
+    caller = Caller(principal="uid:1", scopes=frozenset({"read"}))
+    takes_events = True
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+
+    def write(self, data: bytes) -> None:
+        self.frames += [json.loads(line) for line in data.splitlines()]
+
+    def say(self, frame: msgspec.Struct) -> None:
+        self.write(msgspec.json.encode(frame))
+
+    def ended(self, subscription: Subscription) -> None:
+        raise AssertionError("it did not end")
+
+
+async def test_who_begins_ahead_of_the_others_gets_nothing_from_before():
+    stage, everything = Stage(ring_events=10_000), make_filter(None, (), metadata=False)
+    fanout = Fanout(stage.bus, SocketLimits(chunk_bytes=4_000, chunk_events=64))
+    early, late = Paper(), Paper()
+    async with anyio.create_task_group() as group:
+        group.start_soon(fanout.run, group)
+        await anyio.lowlevel.checkpoint()
+        fanout.add(Subscription(early, "s", everything, 0), deltas=False)
+        for n in range(1_000):
+            stage.say("ses_a", str(n))
+        # The pump has seen none of them yet; this one begins behind them all.
+        fanout.add(Subscription(late, "s", everything, 1_000), deltas=False)
+        with anyio.fail_after(5):
+            while len(early.frames) < 1_000:
+                await anyio.lowlevel.checkpoint()
+        stage.say("ses_a", "last")
+        with anyio.fail_after(5):
+            while len(early.frames) < 1_001:
+                await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    check_chain(early.frames, start=0)
+    assert [frame["seq"] for frame in late.frames] == [1_001]
+    check_chain(late.frames, start=1_000)
 
 
 async def no_sessions() -> tuple[int, list[dict[str, Any]]]:
