@@ -251,6 +251,16 @@ def test_sessions_are_shown_as_sums_without_names() -> None:
         assert value(found, name, **labels) == expected, name
 
 
+@given(st.lists(st.integers(-2, 400), min_size=1, max_size=12), st.integers(-1, 1))
+def test_ages_are_counted_to_the_millisecond(seconds: list[int], off_ms: int) -> None:
+    ages = [1_000 * age + off_ms for age in seconds]
+    kept = metrics(*(row(f"ses_{i}", goal="active", progress_ms=NOW - age) for i, age in enumerate(ages)))
+    kept.standing.refresh()
+    counts, _, greatest = kept.standing.progress_ages(NOW, (60, 300))
+    assert counts == [sum(age <= 60_000 for age in ages), sum(age <= 300_000 for age in ages), len(ages)]
+    assert greatest == max(0, *ages) / 1_000
+
+
 def test_every_kind_of_hold_is_shown_before_it_happens() -> None:
     assert {
         dict(labels)["reason"] for (name, labels) in shown(metrics()) if name == "loopd_gate_closed"
