@@ -6,7 +6,7 @@ daemon without chat sessions never loads an HTTP client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from loopd_protocol.errors import Refused
 if TYPE_CHECKING:
     from loopd.drivers.host import Driver
 
-__all__ = ["make_driver"]
+__all__ = ["end_leftovers", "make_driver"]
 
 
 def make_driver(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
@@ -38,6 +38,13 @@ def make_driver(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Dri
 
         return ScriptedDriver(chosen)
     return _chat(sid, chosen, workspace)
+
+
+def end_leftovers(sids: Collection[str]) -> int:
+    """End what tools of these sessions left running when the daemon died; returns how many processes."""
+    from loopd.drivers import shell  # noqa: PLC0415
+
+    return shell.end_leftovers(sids)
 
 
 def _chat(sid: str, spec: ChatSpec, workspace: str | None) -> Driver:

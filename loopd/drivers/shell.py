@@ -17,7 +17,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import anyio
 import anyio.abc
@@ -28,7 +28,9 @@ KEPT_VARIABLES: tuple[str, ...] = (
 )  # fmt: skip
 """Variables of the daemon's environment that a command gets, besides `LC_*`."""
 
+SESSION = "LOOPD_SESSION"
 MARK = "LOOPD_CALL"
+_LOOKS = 5
 OUTPUT_BYTES = 64 * 1024 * 1024
 """A command that writes more is ended: it will not stop by itself."""
 KEEP_BYTES = 16 * 1024
@@ -84,7 +86,7 @@ def environment(sid: str, source: Mapping[str, str]) -> dict[str, str]:
         "PAGER": "cat",
         "GIT_PAGER": "cat",
         "GIT_TERMINAL_PROMPT": "0",
-        "LOOPD_SESSION": sid,
+        SESSION: sid,
     }
 
 
@@ -163,8 +165,7 @@ async def _end(process: anyio.abc.Process, mark: str) -> None:
         with anyio.move_on_after(TERM_GRACE_S):
             await process.wait()
     _signal_group(process.pid, signal.SIGKILL)
-    for pid in marked(mark):
-        _signal(pid, signal.SIGKILL)
+    _end_marked(lambda variables: f"{MARK}={mark}".encode() in variables)
     await process.wait()
     await process.aclose()
 
@@ -175,26 +176,44 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def end_leftovers(sids: Collection[str]) -> int:
+    """End what commands of these sessions left running when the daemon died; returns how many.
+
+    Only this user's processes are seen, and only where /proc exists (elsewhere: 0).
+    """
+    wanted = {f"{SESSION}={sid}".encode() for sid in sids}
+    return _end_marked(
+        lambda variables: (
+            not wanted.isdisjoint(variables)
+            and any(variable.startswith(f"{MARK}=".encode()) for variable in variables)
+        )
+    )
 
 
-def marked(mark: str) -> list[int]:
-    """Processes of this user whose environment carries the mark; empty where /proc is missing."""
-    needle = f"{MARK}={mark}".encode()
-    found: list[int] = []
+def _end_marked(carries: Callable[[list[bytes]], bool]) -> int:
+    """Kill every process whose environment is meant, again while a look still finds some: they fork."""
+    ended: set[int] = set()
+    for _ in range(_LOOKS):
+        found = [pid for pid, variables in _environments() if carries(variables)]
+        if not found:
+            break
+        ended.update(found)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    return len(ended)
+
+
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
     try:
         names = os.listdir("/proc")
     except OSError:
-        return found
+        return
     for name in names:
-        if not name.isdigit():
+        if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as stream:
-                if needle in stream.read().split(b"\0"):
-                    found.append(int(name))
+                yield int(name), stream.read().split(b"\0")
         except OSError:  # it ended, or belongs to somebody else
             continue
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 from loopd.drivers.fingerprint import WorkspaceSensor
-from loopd.drivers.shell import KEEP_BYTES, OUTPUT_BYTES, Ran, environment, marked, run_shell
+from loopd.drivers.shell import KEEP_BYTES, OUTPUT_BYTES, Ran, end_leftovers, environment, run_shell
 from loopd.drivers.tools import Toolbox
 from loopd.drivers.workspace import READ_BYTES, Denied, Workspace
 from loopd.testing.driver_suite import RecordingHost
@@ -246,8 +247,22 @@ async def test_a_signal_is_an_exit_code(tmp_path: Path) -> None:
     assert (done.ok, done.exit_code) == (False, -9)
 
 
-def test_a_mark_that_nobody_carries_finds_nobody() -> None:
-    assert marked("0" * 32) == []
+@pytest.mark.process
+async def test_what_a_dead_daemon_left_running_is_ended_by_session_and_nothing_else(tmp_path: Path) -> None:
+    pipe = Pipe(tmp_path / "pid")
+    script = (
+        "import anyio, os, sys; from loopd.drivers.shell import environment, run_shell\n"
+        "anyio.run(lambda: run_shell('echo $$ > pid; sleep 300; true', cwd=sys.argv[1],"
+        " env=environment('ses_left_over', os.environ), timeout_s=600))"
+    )
+    daemon = await anyio.open_process([sys.executable, "-c", script, str(tmp_path)])
+    leftover = await pipe.process()
+    daemon.kill()
+    await daemon.wait()
+    assert end_leftovers(["ses_other"]) == 0
+    assert end_leftovers([]) == 0
+    assert end_leftovers(["ses_other", "ses_left_over"]) == 2
+    await leftover.gone()
 
 
 # -- fingerprint ------------------------------------------------------------------------------
