@@ -370,7 +370,6 @@ def gone(pid: int, within_s: float = 5.0) -> bool:
 
 def raw_exchange(path: str, *sent: bytes, within_s: float = 5.0) -> list[dict[str, Any]]:
     """Send bytes to a control socket; returns the frames up to the peer's hanging up or silence."""
-    frames: list[dict[str, Any]] = []
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(within_s)
         sock.connect(path)
@@ -382,9 +381,7 @@ def raw_exchange(path: str, *sent: bytes, within_s: float = 5.0) -> list[dict[st
         with contextlib.suppress(ConnectionResetError):
             while data := sock.recv(1 << 20):
                 tail += data
-    for line in tail.splitlines():
-        frames.append(json.loads(line))
-    return frames
+    return [json.loads(line) for line in tail.splitlines()]
 
 
 def now_ms() -> int:

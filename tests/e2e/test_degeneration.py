@@ -103,13 +103,13 @@ def test_a_tool_loop_is_found_and_the_model_is_told(house: House, daemon: Daemon
     (workspace / "notes.txt").write_text("nothing new\n")
     with endpoint([ask(Call("read_file", {"path": "notes.txt"}), text="I look again.")]) as (model, _):
         sid = daemon.chat(model.base_url, goal="write", workspace=str(workspace))
-        found = daemon.until(sid, "degeneration.detected", lambda b: b["rule"] == "tool_repetition")
-        assert found["b"]["evidence"]
-        ended = (
-            daemon.until(sid, "session.ended", lambda b: True, within_s=60)
-            if found["b"]["verdict"] == "terminate"
-            else None
-        )
-        assert ended is None or ended["b"]["status"] == "aborted_stuck"
-        daemon.call("suspend", sid, mode="interrupt")
+        ended = daemon.until(sid, "session.ended")
+        assert (ended["b"]["status"], ended["b"]["stop_reason"]) == ("aborted_stuck", "tool_repetition")
+        nudge, stop = daemon.events(sid, "degeneration.detected")
+        assert (nudge["b"]["verdict"], stop["b"]["verdict"]) == ("nudge", "terminate")
+        assert stop["b"]["evidence"]
+        assert len(model.requests) == 4
+        assert "read_file" in str(model.requests[3].json["messages"][-1]), "it was warned before it was ended"
+        let_others_work(daemon, house, 5)
+        assert len(model.requests) == 4
     daemon.verified()

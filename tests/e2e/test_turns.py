@@ -43,7 +43,7 @@ def streaming(daemon: Daemon, sid: str) -> str:
 def test_a_slow_stream_is_cut_at_once_and_its_text_is_kept(
     daemon: Daemon, command: tuple[str, ...], cause: str, hold: str
 ) -> None:
-    with endpoint([say(STORY, endless=True, gap_ms=20)]) as (model, portal):
+    with endpoint([say(STORY, endless=True, gap_ms=20)]) as (model, _):
         sid = daemon.chat(model.base_url, goal="tell a story", set=BUSY)
         streaming(daemon, sid)
         began = time.monotonic()
