@@ -12,7 +12,9 @@ from loopd.store.ledger import Ledger
 from loopd.store.schema import check_identity, migrate, migrations
 from loopd_protocol.errors import Refused
 
+OLDEST_SQLITE = (3, 38, 0)
 PAGE_BYTES = 16_384
+"""Rows of 4 KB leave half of an 8 KiB page empty; three fit here."""
 CACHE_KIB = 8_192
 READER_CACHE_KIB = 2_048
 STATEMENTS_KEPT = 256
@@ -42,7 +44,17 @@ class Boot(NamedTuple):
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """A connection for writing with the store's pragmas. Statements begin no transaction by themselves."""
+    """A connection for writing with the store's pragmas. Statements begin no transaction by themselves.
+
+    Raises:
+        Refused: `unsupported_version` when Python was built with an SQLite older than 3.38 (STRICT
+            tables, JSON functions).
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise Refused(
+            "unsupported_version", f"SQLite is {sqlite3.sqlite_version}; expected {oldest} or newer"
+        )
     connection = sqlite3.connect(
         path, isolation_level=None, cached_statements=STATEMENTS_KEPT, check_same_thread=False
     )

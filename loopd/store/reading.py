@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loopd.core.state import Session
@@ -60,14 +62,15 @@ class Reading(ABC):
         return await self._read(queries.find_session, ref)
 
     async def directory(self) -> Sequence[PassiveRow]:
-        """All sessions in order of creation, fetched in short pages."""
-        rows: list[PassiveRow] = []
-        while True:
-            last = rows[-1].num if rows else 0
-            found = await self._read(queries.directory_page, last, DIRECTORY_PAGE)
-            rows += found
-            if len(found) < DIRECTORY_PAGE:
-                return rows
+        """All sessions in order of creation, in short pages on all reading connections at once."""
+        last = await self._read(queries.last_number)
+        pages = await asyncio.gather(
+            *(
+                self._read(queries.directory_page, first, first + DIRECTORY_PAGE - 1)
+                for first in range(1, last + 1, DIRECTORY_PAGE)
+            )
+        )
+        return list(chain.from_iterable(pages))
 
     async def page(
         self,
