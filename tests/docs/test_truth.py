@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loopd.cli import daemon
 from loopd.cli.exits import Failure
 from loopd.cli.operator import find_verb, leaf_parser
 from loopd.cli.verbs import VERBS
@@ -66,6 +67,25 @@ def test_every_loopctl_command_in_the_pages_is_accepted_by_its_parser() -> None:
         except Failure as failure:
             refused.append((page, command, str(failure)))
     assert refused == []
+
+
+def test_every_loopd_command_in_the_pages_is_accepted_by_its_parser() -> None:
+    commands = [
+        (page, re.split(r" [|>] ", command)[0])
+        for word in ("loopd", ".venv/bin/loopd")
+        for page, command in typed(word)
+    ]
+    assert commands
+    for page, command in commands:
+        args = daemon.whole_parser().parse_args(shlex.split(command, comments=True)[1:])
+        assert args.verb, (page, command)
+
+
+def test_every_page_is_listed_in_the_index() -> None:
+    index = TOP / "docs/README.md"
+    listed = {(index.parent / a).resolve() for a, _ in LINK.findall(index.read_text(encoding="utf-8")) if a}
+    pages = {page for page in (TOP / "docs").rglob("*.md") if page != index}
+    assert [shown(page) for page in sorted(pages - listed)] == []
 
 
 def test_a_command_that_does_not_exist_would_be_seen() -> None:
