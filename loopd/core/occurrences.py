@@ -103,7 +103,9 @@ def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> 
 def _put(decision: Decides, given: CronPutRequested) -> None:
     if _job(decision.session, given.job) is None and len(decision.session.crons) >= JOBS_MAX:
         raise Refused("conflict", f"session has {JOBS_MAX} cron jobs, the most it may have")
-    due = schedule.next_due(given.expr, given.tz, decision.now)
+    # a moment that waits already does not come again, even when the clock went back
+    known = [w.due_ms or 0 for w in decision.session.inbox if w.source is Source.CRON and w.job == given.job]
+    due = schedule.next_due(given.expr, given.tz, max(decision.now, *known, 0))
     if due is None:
         raise Refused("invalid", f"cron expression {given.expr!r} never comes due", path="$.expr")
     job = CronJob(

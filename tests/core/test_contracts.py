@@ -138,7 +138,9 @@ class SessionMachine(RuleBasedStateMachine):
                     self.expected_due.pop(event.job, None)
                 elif event.change == "put":
                     period = JOBS[event.job][1]
-                    self.expected_due[event.job] = (self.world.now // period + 1) * period
+                    waiting = [w.due_ms or 0 for w in self.world.session.inbox if w.job == event.job]
+                    after = max(self.world.now, *waiting, 0)
+                    self.expected_due[event.job] = (after // period + 1) * period
                     assert event.next_ms == self.expected_due[event.job]
             elif isinstance(event, ev.CronOccurrence) and not event.manual and event.envelope is None:
                 assert event.result in {"due", "skipped", "missed"}
