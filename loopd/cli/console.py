@@ -19,6 +19,7 @@ STYLES.update(bold="1", dim="2")
 _HARMLESS = frozenset("\u200c\u200d\ufe0f")
 """Joiners that emoji and many scripts need."""
 COLUMN_MIN = 8
+FLEX_MIN = 30
 
 
 class Cell:
@@ -72,21 +73,45 @@ class Console:
             return text
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, flex: int = -1) -> None:
-        """Print aligned columns; on a terminal the column `flex` (then the widest) is cut to fit."""
+    def table(
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[str | Cell]],
+        *,
+        flex: int = -1,
+        optional: Sequence[int] = (),
+    ) -> None:
+        """Print aligned columns.
+
+        On a terminal that is too narrow, `optional` columns go first, in their order, until `flex`
+        has `FLEX_MIN` columns; then `flex` is cut, then the widest.
+        """
         cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
         for row in cells:
             for cell in row:
                 cell.text = safe(cell.text)
-        widths = [
-            max([columns(name), *(columns(row[place].text) for row in cells)])
-            for place, name in enumerate(header)
-        ]
+        lines = [[Cell(name, "bold") for name in header], *cells]
+        widths = [max(columns(line[place].text) for line in lines) for place in range(len(header))]
+        kept = self._kept(widths, flex, optional)
+        lines = [[line[place] for place in kept] for line in lines]
+        widths = [widths[place] for place in kept]
         if self.width is not None:
-            _shrink(widths, self.width - 2 * (len(widths) - 1), flex)
-        self._row([Cell(name, "bold") for name in header], widths)
-        for row in cells:
-            self._row(row, widths)
+            room = self.width - 2 * (len(widths) - 1)
+            _shrink(widths, room, kept.index(flex) if flex in kept else -1)
+        for line in lines:
+            self._row(line, widths)
+
+    def _kept(self, widths: list[int], flex: int, optional: Sequence[int]) -> list[int]:
+        """Which columns there is room for."""
+        kept = list(range(len(widths)))
+        if self.width is None:
+            return kept
+        need = [min(width, FLEX_MIN) if place == flex else width for place, width in enumerate(widths)]
+        for place in optional:
+            if sum(need[column] for column in kept) + 2 * (len(kept) - 1) <= self.width:
+                break
+            kept.remove(place)
+        return kept
 
     def _row(self, row: list[Cell], widths: list[int]) -> None:
         parts = []

@@ -7,7 +7,7 @@ import time
 from loopd.cli.console import Cell, safe
 from loopd.cli.exits import Failure
 from loopd.cli.instants import now_ms, span
-from loopd.cli.standing import because, ends, state
+from loopd.cli.standing import all_sessions, because, ends, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,17 +54,10 @@ def status(run: Run) -> None:
 def ps(run: Run) -> None:
     """All sessions: why each is as it is, and until when."""
     args, console = run.args, run.console
-    command: dict[str, Any] = {"t": "session.list", "sort": args.sort}
     selector: dict[str, Any] = {"labels": dict(args.label)} if args.label else {}
     if args.ended:
         selector["ended"] = True
-    if selector:
-        command["selector"] = selector
-    answer = run.link.ask(command)
-    sessions = answer["sessions"]
-    while answer.get("next"):
-        answer = run.link.ask({**command, "after": answer["next"]})
-        sessions.extend(answer["sessions"])
+    sessions = all_sessions(run, sort=args.sort, selector=selector)
     if args.quiet:
         for session in sessions:
             console.line(safe(session.get("name") or session["sid"]))
@@ -81,6 +74,7 @@ def ps(run: Run) -> None:
             ("SESSION", "STATE", "WHY", "UNTIL", "GOAL", "TURNS", "INBOX", "REPEAT", "BARREN", "PROGRESS"),
             [_row(session, now) for session in sessions],
             flex=2,
+            optional=(9, 5, 8, 7, 4, 6),
         )
 
 

@@ -8,6 +8,7 @@ from loopd.cli.console import safe
 from loopd.cli.exits import FAILED, OK, Failure
 from loopd.cli.instants import span
 from loopd.cli.lines import flat, line
+from loopd.cli.standing import names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def tail(run: Run) -> None:
     if console.format == "json":
         console.json({"events": events, "more": answer.get("more", False)})
         return
-    names = _names(run)
+    names = names_of(run, *([args.sid] if args.sid is not None else []))
     for event in events:
         _print(run, event, names)
     if not args.follow:
@@ -55,17 +56,6 @@ def _print(run: Run, event: dict[str, Any], names: dict[str, str]) -> None:
         run.console.line(line(event, run.console, names))
     else:
         run.console.json(event)
-
-
-def _names(run: Run) -> dict[str, str]:
-    """Ids to names, for readable lines; ids do when lists are not allowed."""
-    if run.console.format != "table":
-        return {}
-    try:
-        answer = run.link.ask({"t": "session.list", "selector": {"ended": True}})
-    except Failure:
-        return {}
-    return {session["sid"]: session.get("name") or session["sid"] for session in answer["sessions"]}
 
 
 def _events(run: Run, **selection: Any) -> Iterator[dict[str, Any]]:
@@ -170,7 +160,7 @@ def watch(run: Run) -> None:
     if args.cursor_file:
         after = read_cursor(args.cursor_file, log, console.err.write)
     frames = run.link.stream(after=after, sids=args.sid, kinds=args.kind, timeout_s=_seconds(args.timeout))
-    names = _names(run)
+    names = names_of(run, *args.sid)
     seen: list[dict[str, Any]] = []
     for event in _readable(run, frames):
         if event.get("t") == "delta":

@@ -126,9 +126,9 @@ def clock(at: int, now: int) -> str:
 
 
 def until(at: int | None, now: int) -> str:
-    """A deadline for people: `18:05 (in 58m)`, `18:05 (12s overdue)`; None is `until lifted`."""
+    """What stands after "until": `18:05 (in 58m)`, `18:05 (12s overdue)`; None is `lifted`."""
     if at is None:
-        return "until lifted"
+        return "lifted"
     left = f"in {span(at - now)}" if at >= now else f"{span(now - at)} overdue"
     return f"{clock(at, now)} ({left})"
 

@@ -147,7 +147,9 @@ def _call(call: Body) -> str:
 
 def _completed(body: Body) -> str:
     error = f": {body['error']}" if body.get("error") else ""
-    return f"{body.get('n')} {body.get('outcome')} in {span(body.get('duration_ms', 0))}{error}"
+    ms = body.get("duration_ms", 0)
+    took = f"{ms}ms" if ms < 1_000 else span(ms)
+    return f"{body.get('n')} {body.get('outcome')} in {took}{error}"
 
 
 def _interrupted(body: Body) -> str:

@@ -6,6 +6,7 @@ from loopd.cli.console import Cell, safe
 from loopd.cli.exits import Failure
 from loopd.cli.instants import now_ms, span, stamp, until
 from loopd.cli.sessions import text_or_stdin
+from loopd.cli.standing import names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,11 +97,12 @@ def jobs(run: Run) -> None:
     if not _as_records(run, answer, "jobs"):
         return
     now = now_ms()
+    names = names_of(run, *([run.args.sid] if run.args.sid is not None else []))
     run.console.table(
         ("SESSION", "JOB", "WHEN", "ZONE", "NEXT", "MISSED", "TEXT"),
         [
             [
-                str(job.get("sid", "")),
+                names.get(job.get("sid", ""), str(job.get("sid", ""))),
                 Cell(job["job"], "bold"),
                 job["expr"],
                 job.get("tz", "UTC"),
@@ -115,6 +117,7 @@ def jobs(run: Run) -> None:
             for job in answer["jobs"]
         ],
         flex=6,
+        optional=(5,),
     )
 
 

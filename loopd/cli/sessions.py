@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from loopd.cli.run import Run
 
 STDIN_MAX_CHARS = 1_000_000
+COMING = {
+    "turn_end": "when the turn ends",
+    "continuation": "a continuation",
+    "hold_ends": "a hold ends",
+    "cron": "a cron job",
+    "wake": "a wake-up",
+}
+"""What happens next, as `why` says it."""
 EACH = "each"
 """Stands where a batch puts the session's own id."""
 
@@ -228,7 +236,7 @@ def why(run: Run) -> None:
         return
     now, holds = now_ms(), answer.get("holds") or []
     style = "yellow" if answer["gate"] == "closed" else "green"
-    console.line(f"{safe(answer['sid'])}: gate {console.styled(answer['gate'], style)}")
+    console.line(f"{safe(_called(answer))}: gate {console.styled(answer['gate'], style)}")
     if holds:
         console.table(HOLDS_HEADER, holds_table(holds, now), flex=3)
     if answer.get("house"):
@@ -236,14 +244,14 @@ def why(run: Run) -> None:
         console.line(f"the whole daemon admits nothing: {safe(answer['house'])}{lifted}")
     goal, turn = answer.get("goal") or {}, answer.get("turn")
     coming = answer.get("next") or {}
-    at = coming.get("at_ms")
+    at, what = coming.get("at_ms"), COMING.get(coming.get("what", ""), coming.get("what", ""))
     console.pairs(
         [
             ("goal", f"{goal['status']}: {goal.get('text', '')}" if goal else "none"),
             ("turn", f"{turn['n']} runs, {turn.get('trigger', '')}" if turn else ""),
             (
                 "next",
-                f"{coming.get('what', '')} {until(at, now) if at is not None else ''}" if coming else "",
+                f"{what} {until(at, now) if at is not None else ''}" if coming else "",
             ),
         ]
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from loopd.cli.console import Cell
+from loopd.cli.exits import Failure
 from loopd.cli.instants import span, until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from loopd.cli.run import Run
 
 STATE_STYLES = {"running": "green", "closed": "yellow", "open": "", "idle": "dim", "frozen": "magenta"}
 
@@ -49,7 +52,7 @@ def hold_words(hold: dict[str, Any]) -> str:
 
 
 def ends(session: dict[str, Any], now: int) -> str:
-    """Until when: the last deadline of its holds, or `until lifted`; empty while nothing holds it."""
+    """Until when: the last deadline of its holds, or `lifted`; empty while nothing holds it."""
     holds = session.get("holds") or []
     if not holds or session.get("status", "live") != "live":
         return ""
@@ -68,6 +71,32 @@ def holds_table(holds: list[dict[str, Any]], now: int) -> list[list[str | Cell]]
         ]
         for hold in holds
     ]
+
+
+def names_of(run: Run, *refs: str) -> dict[str, str]:
+    """Ids to names for readable lines, of some sessions or of all; ids stand in where lists are forbidden."""
+    if run.console.format != "table":
+        return {}
+    try:
+        found = (
+            [run.link.ask({"t": "session.get", "sid": ref}) for ref in refs] if refs else all_sessions(run)
+        )
+    except Failure as failure:
+        if failure.code != "forbidden":
+            raise
+        return {}
+    return {session["sid"]: session.get("name") or session["sid"] for session in found}
+
+
+def all_sessions(run: Run, **command: Any) -> list[dict[str, Any]]:
+    """Every page of `session.list`; by default ended sessions too."""
+    asked = {"t": "session.list", **(command or {"selector": {"ended": True}})}
+    answer = run.link.ask(asked)
+    sessions = list(answer["sessions"])
+    while answer.get("next"):
+        answer = run.link.ask({**asked, "after": answer["next"]})
+        sessions += answer["sessions"]
+    return sessions
 
 
 HOLDS_HEADER = ("HOLD", "UNTIL", "BY", "REASON")

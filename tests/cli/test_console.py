@@ -80,6 +80,19 @@ def test_a_table_fits_the_terminal(rows: list[list[str]], width: int) -> None:
     assert all(columns(line) <= width for line in lines)
 
 
+def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
+    out = Terminal()
+    console = Console(out=out)
+    console.colours = False
+    row = ["name", "w" * 60, "1234567890", "1234567890"]
+    for width, header in ((120, "NAME WHY A B"), (59, "NAME WHY A"), (47, "NAME WHY"), (20, "NAME WHY")):
+        out.seek(0)
+        out.truncate()
+        console.width = width
+        console.table(("NAME", "WHY", "A", "B"), [row], flex=1, optional=(3, 2))
+        assert out.getvalue().split("\n")[0].split() == header.split()
+
+
 def test_a_table_in_a_pipe_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     out = io.StringIO()
