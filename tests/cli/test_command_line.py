@@ -171,7 +171,7 @@ def test_version() -> None:
 @pytest.mark.process
 def test_status_imports_little() -> None:
     heavy = (
-        "{'msgspec', 'asyncio', 'anyio', 'shutil', 'datetime', 'loopd_protocol', 'tomllib', 'unicodedata'}"
+        "{'msgspec', 'asyncio', 'anyio', 'shutil', 'datetime', 'typing', 'loopd_protocol', 'tomllib', 'unicodedata'}"
     )
     code = (
         "import sys; from loopd.cli.operator import main\n"
