@@ -33,7 +33,9 @@ def interrupt(decision: Decision, given: InterruptRequested) -> None:
         Interrupted(by=given.by, reason=given.reason, until_ms=decision.now + for_ms), cause="interrupt"
     )
     if given.suspend:
-        decision.close(UserSuspend(by=given.by, reason=given.reason), cause="suspend")
+        before = gate.hold_of(decision.session.gate, "UserSuspend")
+        quarantine = isinstance(before, UserSuspend) and before.quarantine  # an interrupt loosens nothing
+        decision.close(UserSuspend(by=given.by, reason=given.reason, quarantine=quarantine), cause="suspend")
     decision.cut("interrupt", by=given.by)
     decision.mark_held()
 

@@ -143,11 +143,14 @@ def _gate_changed(session: Session, event: ev.GateChanged) -> Session:
         if hold.kind == "Degeneration" and hold.kind in event.removed:
             state = rules.rearm(state, getattr(hold, "rule", ""))
     changes: dict[str, Any] = {"gate": Gate(holds=event.holds, gen=event.gen), "rules": state}
-    if event.added is not None and event.added.kind == "RequestIdle" and session.turn is not None:
-        assert event.added.until_ms is not None
+    added = event.added if event.cause != "gate_extend" else None
+    if added is not None and added.kind == "RequestIdle" and session.turn is not None:
+        # a second idle in one turn adds only what it lasts longer
+        stood = next((h.until_ms for h in session.gate.holds if h.kind == "RequestIdle"), None)
+        begin = added.since_ms if stood is None else stood
         changes["idled"] = True
-        changes["idle_ms"] = session.idle_ms + max(0, event.added.until_ms - event.added.since_ms)
-    if event.added is not None and event.added.kind == "ProviderBackoff":
+        changes["idle_ms"] = session.idle_ms + max(0, (added.until_ms or 0) - begin)
+    if added is not None and added.kind == "ProviderBackoff":
         changes["provider_failures"] = session.provider_failures + 1
     return replace(session, **changes)
 
@@ -164,7 +167,8 @@ def _detected(session: Session, event: ev.DegenerationDetected) -> Session:
         while len(relapses) > LOOPS_REMEMBERED:
             del relapses[next(iter(relapses))]
         changes["relapses"] = relapses
-    if session.turn is not None and event.verdict in {"close", "terminate"}:
+    final = session.turn is not None and (session.turn.stopping or "").startswith("terminate:")
+    if session.turn is not None and event.verdict in {"close", "terminate"} and not final:
         changes["turn"] = replace(session.turn, stopping=f"{event.verdict}:{event.rule}")
     return replace(session, **changes)
 
@@ -263,7 +267,7 @@ def _completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[S
 
 def _interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Session:
     boots = session.crash_boots
-    if event.cause == "crash":
+    if event.cause == "crash" and event.boot not in boots:
         boots = (*boots, event.boot)[-CRASH_BOOTS_KEPT:]
     return replace(session, turn=None, last_turn_ms=at_ms, crash_boots=boots)
 
