@@ -62,7 +62,7 @@ class AsyncClient:
 
     def __init__(self, stream: ByteStream, enc: Literal["json", "msgpack"]) -> None:
         self._stream = stream
-        self._enc = enc
+        self._enc: Literal["json", "msgpack"] = enc
         self._splitter = Splitter(limit_bytes=64 << 20, enc=enc)
         self._waiting: dict[str, MemoryObjectSendStream[ServerFrame]] = {}
         self._subs: dict[str, MemoryObjectSendStream[ServerFrame]] = {}

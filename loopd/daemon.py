@@ -185,6 +185,7 @@ class Daemon:
             store.on_commit = committed
             store.on_group = metrics.commit
             dispatcher = Dispatcher(router, Queries(router, self.status), self.stop)
+            doors = anyio.CancelScope()
             async with anyio.create_task_group() as tasks:
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
@@ -205,7 +206,6 @@ class Daemon:
                         sock=sock,
                         observe=metrics.command,
                     )
-                    doors = anyio.CancelScope()
                     await tasks.start(_within, doors, server.serve)
                     if config.http.listen is not None:
                         await self._open_http(tasks, metrics)

@@ -55,7 +55,7 @@ class Office(Protocol):
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
         """A write failed: what is in memory is ahead of the journal and must be forgotten."""
 
-    def told(self, sid: str, n: int, text: str) -> None:
+    def told(self, sid: str, n: int, text: str, /) -> None:
         """Live text of a running step."""
 
 

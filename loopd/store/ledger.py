@@ -360,13 +360,14 @@ def _out_of_order(append: Append, ss: int) -> Refused | None:
     if not facts:
         return Refused("invalid", f"an append to {append.sid!r} has no events")
     where = f"session {append.sid!r} is at event {ss}"
-    if facts[0].ss != ss + 1:
-        return Refused("conflict", f"{where}; the batch begins at {facts[0].ss} (an earlier one failed?)")
+    first, last = facts[0].ss, facts[-1].ss
+    if first != ss + 1:
+        return Refused("conflict", f"{where}; the batch begins at {first} (an earlier one failed?)")
     if len(facts) > 1 and any(fact.ss != ss + i for i, fact in enumerate(facts, 1)):
         return Refused("conflict", f"{where}; the batch has {[f.ss for f in facts]}, which is no run")
-    if append.after is None or append.after.ss != facts[-1].ss:
+    if append.after is None or append.after.ss != last:
         found = append.after.ss if append.after is not None else None
-        return Refused("conflict", f"{where}; the state is at {found}, its last event at {facts[-1].ss}")
+        return Refused("conflict", f"{where}; the state is at {found}, its last event at {last}")
     if (append.before.ss if append.before is not None else 0) != ss:
         return Refused("conflict", f"{where}; the batch builds on another state")
     return None

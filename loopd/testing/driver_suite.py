@@ -257,6 +257,7 @@ async def check_cancel_stops_at_once_and_leaves_nothing(stage: Stage) -> None:
     """Cancelled while it streams: the partial text is known, nothing runs on, and it propagates."""
     driver, host = await stage.hanging("partial answer that never ends"), RecordingHost()
     ended: list[TurnEnd] = []
+    started = anyio.current_time()
     async with anyio.create_task_group() as tasks:
 
         async def run() -> None:
