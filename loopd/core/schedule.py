@@ -53,7 +53,8 @@ def upcoming(expr: str, tz: str, after_ms: int, count: int) -> list[int]:
 def due_between(expr: str, tz: str, first_ms: int, now: int) -> tuple[list[int], int | None, bool]:
     """Due moments from `first_ms` (which is one) up to `now`, the next one after, and if it was cut.
 
-    At most `ENUMERATED` moments are listed; then the third value is true and the rest is not counted.
+    At most `ENUMERATED` moments are listed: the oldest and, last, the newest, which a policy may still
+    deliver. Then the third value is true and those between are not counted.
     """
     due = [first_ms]
     for moment in _moments(expr, tz, first_ms):
@@ -61,9 +62,23 @@ def due_between(expr: str, tz: str, first_ms: int, now: int) -> tuple[list[int],
         if at > now:
             return due, at, False
         if len(due) >= ENUMERATED:
-            return due, next_due(expr, tz, now), True
+            return [*due[:-1], _newest(expr, tz, now)], next_due(expr, tz, now), True
         due.append(at)
     return due, None, False
+
+
+def _newest(expr: str, tz: str, now: int) -> int:
+    """The last due moment up to `now`, looked for further and further back; there must be one."""
+    span_ms = 60_000
+    while True:
+        newest = None
+        for moment in _moments(expr, tz, now - span_ms):
+            if _ms(moment) > now:
+                break
+            newest = _ms(moment)
+        if newest is not None:
+            return newest
+        span_ms *= 2
 
 
 def _ms(moment: datetime) -> int:
