@@ -28,6 +28,16 @@ def test_any_cut_of_the_bytes_gives_the_same_events(
     assert found == [ServerEvent("", "\n".join(lines)) for lines in wanted]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_line_ends_may_be_cut_in_two(end: bytes, size: int) -> None:
+    data = end.join([b"data: a", b"data: b", b"", b"data: c", b"", b": end", b""])
+    parser, found = EventParser(), []
+    for at in range(0, len(data), size):
+        found += parser.feed(data[at : at + size])
+    assert found == [ServerEvent("", "a\nb"), ServerEvent("", "c")]
+
+
 def test_event_names_belong_to_their_event_only() -> None:
     found = EventParser().feed(b"event: error\ndata: a\n\ndata:b\n\ndata\n\nid: 3\n\n")
     assert found == [ServerEvent("error", "a"), ServerEvent("", "b"), ServerEvent("", "")]

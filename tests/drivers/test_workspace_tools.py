@@ -186,8 +186,9 @@ async def test_the_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pyt
     [
         "trap '' TERM; (trap '' TERM; sleep 300) & echo $! > pid; sleep 300",
         "setsid sh -c 'echo $$ > pid; exec sleep 300' & sleep 300",
+        "env -i sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 300; done' & sleep 300",
     ],
-    ids=["deaf to TERM", "in a group of its own"],
+    ids=["deaf to TERM", "in a group of its own", "deaf and without the mark"],
 )
 async def test_a_command_that_takes_too_long_is_ended_with_all_its_processes(
     tmp_path: Path, command: str
@@ -203,6 +204,15 @@ async def test_a_command_that_takes_too_long_is_ended_with_all_its_processes(
     await sleeper.gone()
     assert anyio.current_time() - started < 5
     assert (ran[0].ended, ran[0].exit_code) == ("timeout", None)
+
+
+@pytest.mark.process
+async def test_a_command_leads_a_session_of_its_own_so_that_signals_to_the_daemon_do_not_reach_it(
+    tmp_path: Path,
+) -> None:
+    ran = await shell(tmp_path, "echo $$; cut -d' ' -f5,6 /proc/$$/stat")
+    leader, group, session = ran.head.split()
+    assert leader == group == session
 
 
 @pytest.mark.process
