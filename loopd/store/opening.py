@@ -62,7 +62,9 @@ def connect(path: str) -> sqlite3.Connection:
         if path != ":memory:" and Path(path).stat().st_size == 0:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         for pragma in _PRAGMAS:
-            connection.execute(pragma)
+            answer = connection.execute(pragma).fetchone()
+            if pragma.startswith("PRAGMA journal_mode") and answer[0] not in ("wal", "memory"):
+                raise Refused("storage_readonly", f"journal mode is {answer[0]!r}; expected 'wal'")
     except BaseException:
         connection.close()
         raise

@@ -18,7 +18,7 @@ is compared as a value instead."""
 
 
 class Scratch:
-    """Projections of one session in a temporary database that spills to disk when it grows."""
+    """Projections of one session at a time, in a temporary database that spills to disk when it grows."""
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect("", isolation_level=None, cached_statements=256)
@@ -44,6 +44,14 @@ class Scratch:
             pairs = zip_longest(live.execute(sql, (num,)), self._connection.execute(sql, (num,)))
             for found, _ in zip(_unequal(compared, pairs), range(DIFFERENCES_MAX), strict=False):
                 yield table, found
+
+    def forget(self, num: int) -> None:
+        """Make room for the next session."""
+        self._connection.execute("BEGIN")
+        for table, _, _ in reversed(FOLDED):
+            owner = "num" if table == "session" else "sid"
+            self._connection.execute(f"DELETE FROM {table} WHERE {owner} = ?", (num,))  # noqa: S608  (constants)
+        self._connection.execute("COMMIT")
 
     def close(self) -> None:
         """Forget it."""

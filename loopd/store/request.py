@@ -8,8 +8,13 @@ from typing import Any
 import msgspec
 
 from loopd.core.state import Session
+from loopd_protocol.errors import Refused
 
 FINDINGS_MAX = 100
+
+
+def _never() -> bool:
+    return False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +22,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         suspended_since: with `sid`: prove contract 3 of the gate from this `seq` on.
+        stopped: asked between pages; true ends the verification with `cancelled`.
         evolve: `(session | None, event, *, ss, at_ms) -> Session`; None: the one in `loopd.core`.
     """
 
@@ -24,6 +30,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sid: str | None = None
     suspended_since: int | None = None
     evolve: Callable[..., Session] | None = None
+    stopped: Callable[[], bool] = _never
+
+    def check(self) -> None:
+        """Between pages: does anybody still want to know?
+
+        Raises:
+            Refused: `cancelled`.
+        """
+        if self.stopped():
+            raise Refused("cancelled", "the verification was called off")
 
 
 class Findings:

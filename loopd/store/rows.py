@@ -66,16 +66,18 @@ def session_page(connection: sqlite3.Connection, num: int, after: int) -> list[R
     ]
 
 
-def rows_of_log(connection: sqlite3.Connection) -> Iterator[Row]:
-    """All rows in order of `seq`, page by page."""
+def pages_of_log(connection: sqlite3.Connection) -> Iterator[list[Row]]:
+    """All rows in order of `seq`, in pages of at most `PAGE_ROWS`."""
     after = -1
     while True:
-        page = connection.execute(
-            f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
-            (after, PAGE_ROWS),
-        ).fetchall()
-        for values in page:
-            yield Row(*values)
+        page = [
+            Row(*values)
+            for values in connection.execute(
+                f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
+                (after, PAGE_ROWS),
+            )
+        ]
+        yield page
         if len(page) < PAGE_ROWS:
             return
-        after = page[-1][0]
+        after = page[-1].seq

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import aiosqlite
 import anyio
+import msgspec
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
@@ -242,18 +243,25 @@ class SqliteStore(Reading):
             self._free.put_nowait(reader)
 
     async def _verify(self, request: Request) -> dict[str, Any]:
+        given_up = False
+
         def work() -> dict[str, Any]:
             connection = opening.connect_reader(self.path)
             try:
-                return run_verification(connection, request)
+                return run_verification(
+                    connection, msgspec.structs.replace(request, stopped=lambda: given_up or self._closed)
+                )
             finally:
                 connection.close()
 
         async with self._verifying:
             try:
-                return await anyio.to_thread.run_sync(work)
+                # Whoever asked may leave: the thread notices at its next page.
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
             except sqlite3.Error as error:
                 raise refusal(error) from error
+            finally:
+                given_up = True
 
 
 def _on_open(path: Path, error: sqlite3.Error | OSError) -> Refused:

@@ -29,6 +29,7 @@ from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store.faults import refusal
 from loopd.store.hop import hop
 from loopd.store.ledger import Item, Ledger
+from loopd.store.opening import PAGE_BYTES
 from loopd_protocol.errors import Refused
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ CHECKPOINT_IDLE_BYTES = 4 << 20
 CHECKPOINT_BYTES = 8 << 20
 """The write-ahead log is folded back from an idle moment at 4 MiB, at once at 8 MiB; an uncapped
 background checkpointer lost 17 % in sustained load and left a log of 1.8 GB."""
+
+PAGES_GUESSED = 64
+"""Pages that a group touches beside its rows, before the first checkpoint tells how many they really are."""
 
 PROBE_S = 2.0
 PROBE_BYTES = 1 << 20
@@ -93,7 +97,9 @@ class Writer:
         self._wake = asyncio.Event()
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._unfolded = 0
+        self._unfolded = 0.0
+        self._growth = 1.0
+        self._folded_whole = True
         # Not a task group: the writer outlives every request and must never be cancelled halfway.
         self._task = self._loop.create_task(self._run(), name="journal-writer")
 
@@ -163,7 +169,7 @@ class Writer:
                 size += item.size
             begun = perf_counter()
             self.ledger.commit(group)
-            self._unfolded += _wal_growth(group, size)
+            self._unfolded += self._growth * (size + PAGE_BYTES * min(len(group), PAGES_GUESSED))
             self._loop.call_soon_threadsafe(self._settle, group, size, rows, perf_counter() - begun)
             if self._unfolded >= CHECKPOINT_BYTES:
                 self._checkpoint(raw, "PASSIVE")
@@ -185,11 +191,15 @@ class Writer:
         except sqlite3.Error as error:
             # A full disk: the log stays whole, commits answer for themselves, and it is tried again.
             log.warning("checkpoint failed", extra={"error": str(error)})
-            self._unfolded = CHECKPOINT_IDLE_BYTES // 2
+            self._unfolded = CHECKPOINT_IDLE_BYTES / 2
             return
         self.commits.checkpoints += 1
         _busy, frames, folded = row
-        self._unfolded = 0
+        if self._folded_whole and self._unfolded:
+            real = frames * PAGE_BYTES / self._unfolded
+            self._growth = min(8.0, max(0.125, self._growth * (0.5 + 0.5 * real)))
+        self._folded_whole = frames == folded
+        self._unfolded = 0.0
         try:
             self.commits.wal_bytes = self._wal.stat().st_size
         except OSError:
@@ -228,8 +238,3 @@ class Writer:
                 log.exception("on_commit failed", extra={"seq": events[-1].seq})
         if self.on_group is not None:
             self.on_group(rows, seconds)
-
-
-def _wal_growth(group: list[Item], size: int) -> int:
-    """About how many bytes a group adds to the write-ahead log: its rows and the pages it touches."""
-    return size + 8_192 * min(len(group), 64)

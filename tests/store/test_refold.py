@@ -136,7 +136,6 @@ class Plot:
                         n=state.turns + 1,
                         trigger=Trigger.HUMAN if ids else Trigger.CONTINUATION,
                         envelopes=ids,
-                        manifest="ab" * 32,
                     )
                 )
             found.append(ev.SessionEnded(status="done_partial", stop_reason="operator"))
