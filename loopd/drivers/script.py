@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from loopd.drivers.trajectory import Head, Step, open_script, read, read_from
+from loopd.trajectory import Head, Step, open_script, read, read_from
 from loopd_protocol.errors import Refused
 
 SCRIPT_BYTES = 64 * 1024 * 1024

@@ -20,7 +20,7 @@ import msgspec
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd, TurnRequest
 from loopd.drivers.host import OWN_TOOLS, TurnHost
 from loopd.drivers.script import load
-from loopd.drivers.trajectory import Step
+from loopd.trajectory import Step
 from loopd_protocol.commands import ScriptedSpec
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopd.drivers.trajectory import MAX_LINE_BYTES, Head, Step, read
+from loopd.trajectory import MAX_LINE_BYTES, Head, Step, read
 from loopd_protocol.errors import Refused
 
 HEAD = {"t": "trajectory", "v": 1, "id": "x"}
