@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -12,13 +16,14 @@ from typing import Any
 import anyio
 import pytest
 
+from loopd.core.evolution import evolve
 from loopd.store import SqliteStore
 from loopd.store.chain import HEADER, link, row_bytes, session_genesis
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.holds import Degeneration
-from loopd_protocol.sources import Source
+from loopd_protocol.sources import Source, Trigger
 
 pytestmark = pytest.mark.anyio
 
@@ -284,3 +289,55 @@ def test_the_header_is_the_documented_one() -> None:
     genesis = sha256(b"loopd session 1\nlg_1\n7").digest()
     assert session_genesis("lg_1", 7) == genesis
     assert link(genesis, row) == sha256(genesis + row).digest()
+
+
+def test_the_documented_snippet_verifies_and_finds_a_change(path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md").read_text()
+    snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert snippet is not None
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", snippet[1]], cwd=path.parent, capture_output=True, text=True, check=False
+        )
+
+    assert run().stdout.startswith("head ")
+    tamper(path, "UPDATE journal SET principal = 'uid:0' WHERE seq = 40")
+    assert "seq 40 does not verify" in run().stderr
+
+
+async def test_content_that_an_event_names_must_be_there(tmp_path: Path) -> None:
+    async with await SqliteStore.open(tmp_path / "j.db", boot="b") as store:
+        story = Story()
+        await store.submit(story.created())
+        begun = ev.TurnStarted(n=1, trigger=Trigger.CONTINUATION, manifest="ab" * 32)
+        step = ev.TurnStep(
+            n=1,
+            step=1,
+            total=1,
+            text_blob="cd" * 32,
+            calls=(ev.ToolCall(id="c", name="x", result_blob="ef" * 32),),
+        )
+        await store.submit(
+            story.tell(begun, step, ev.TurnInterrupted(n=1, cause="crash", partial_blob="01" * 32))
+        )
+        proof = await store.verify()
+    assert sorted(f["what"][5:9] for f in proof["findings"]) == ["01" * 2, "ab" * 2, "cd" * 2, "ef" * 2]
+
+
+async def test_a_verification_that_nobody_waits_for_ends(path: Path) -> None:
+    folded = 0
+
+    def slow(session: Any, event: ev.Event, *, ss: int, at_ms: int) -> Any:
+        nonlocal folded
+        folded += 1
+        time.sleep(0.002)
+        return evolve(session, event, ss=ss, at_ms=at_ms)
+
+    async with await SqliteStore.open(path, boot="b") as store:
+        with anyio.move_on_after(0.05) as scope:
+            await store.verify(evolve=slow)
+        assert scope.cancelled_caught
+        with anyio.fail_after(20):
+            assert (await store.verify(sid="ses_2"))["ok"], "the next one is not held up"
+    assert folded < 2 * 500
