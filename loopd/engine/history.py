@@ -1,14 +1,13 @@
-"""What a session's model has been told, kept from its events, and the manifest of each turn."""
+"""What a session's model has been told, kept from its events."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from loopd.core.conversation import Message, StepDone
+from loopd.engine.manifest import sha256
 from loopd_protocol import events as ev
 from loopd_protocol.events import Event
 from loopd_protocol.sources import Source
@@ -20,7 +19,6 @@ EXCERPT_CHARS = 1_024
 CONTEXT_BYTES = 200_000
 """Context of sessions whose driver names none."""
 
-MANIFEST_VERSION = 1
 INTERRUPTED = "[loopd] The previous turn was interrupted ({cause}); its last step may be incomplete."
 KINDS = (
     "envelope.accepted",
@@ -33,33 +31,6 @@ KINDS = (
 """Kinds of events that the history is made of."""
 
 Blobs = Mapping[str, bytes]
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the model saw at the beginning of a turn: names and digests, no content.
-
-    `messages`: (ss, role, source, ephemeral, SHA-256 of the content, tool call id) in order. Content of
-    messages with `ss` 0 (the system prompt) is a blob of its own.
-    """
-
-    v: int
-    n: int
-    messages: tuple[tuple[int, str, str, bool, str, str | None], ...]
-    tools_withheld: bool
-    driver_sha256: str
-    config_revision: str
-    gate_gen: int
-
-
-def sha256(data: bytes) -> str:
-    """Hexadecimal SHA-256."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def content_digest(message: Message) -> str:
-    """Digest of everything in a message that reaches the model."""
-    body = [message.text, [(c.id, c.name, c.args) for c in message.calls]]
-    return sha256(msgspec.json.encode(body, order="sorted"))
 
 
 def inline(done: StepDone) -> tuple[StepDone, str | None, dict[str, bytes]]:
@@ -210,41 +181,6 @@ class History:
 
 def _size(message: Message) -> int:
     return len(message.text) + 32 + sum(64 + len(str(c.args)) for c in message.calls)
-
-
-def manifest_of(
-    n: int,
-    messages: Sequence[Message],
-    *,
-    tools_withheld: bool,
-    driver_sha256: str,
-    config_revision: str,
-    gate_gen: int,
-) -> tuple[str, dict[str, bytes]]:
-    """The manifest blob of a turn: its digest, and the blobs that it needs."""
-    blobs: dict[str, bytes] = {}
-    rows = []
-    for message in messages:
-        if message.ss == 0:
-            data = message.text.encode("utf-8", "surrogatepass")
-            digest = sha256(data)
-            blobs[digest] = data
-        else:
-            digest = content_digest(message)
-        rows.append((message.ss, message.role, message.source, message.ephemeral, digest, message.call_id))
-    body = Manifest(
-        v=MANIFEST_VERSION,
-        n=n,
-        messages=tuple(rows),
-        tools_withheld=tools_withheld,
-        driver_sha256=driver_sha256,
-        config_revision=config_revision,
-        gate_gen=gate_gen,
-    )
-    data = msgspec.json.encode(body)
-    digest = sha256(data)
-    blobs[digest] = data
-    return digest, blobs
 
 
 def messages_of(event: Event, ss: int, blobs: Blobs) -> tuple[Message, ...]:

@@ -9,7 +9,8 @@ import msgspec
 
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
 from loopd.core.inputs import AgentAsked, EffectEnded, EffectIntended, RetryReported, StepReported
-from loopd.engine.history import inline, sha256
+from loopd.engine.history import inline
+from loopd.engine.manifest import sha256
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
 

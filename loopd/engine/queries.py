@@ -11,8 +11,9 @@ from loopd.core import schedule
 from loopd.core.access import Answer
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
-from loopd.engine.history import Manifest, content_digest, messages_of, sha256, step_messages
+from loopd.engine.history import messages_of, step_messages
 from loopd.engine.loading import blob_names
+from loopd.engine.manifest import Manifest, content_digest, rows_of, sha256
 from loopd.engine.router import Router
 from loopd.engine.selection import select
 from loopd.engine.views import (
@@ -248,7 +249,10 @@ class Queries:
             await driver.aclose()
 
     async def _messages(self, sid: str, manifest: Manifest) -> tuple[list[Message], list[int]]:
-        numbers = sorted({row[0] for row in manifest.messages if row[0]})
+        rows = await rows_of(manifest, self._store.blob)
+        if rows is None:
+            raise Refused("not_found", f"a manifest that turn {manifest.n} builds on is not stored any more")
+        numbers = sorted({row[0] for row in rows if row[0]})
         found: dict[tuple[int, str, str | None], Message] = {}
         for stored in await self._store.events_at(sid, numbers):
             event = ev.decode(stored.body)
@@ -256,7 +260,7 @@ class Queries:
                 found[message.ss, message.role, message.call_id] = message
         messages: list[Message] = []
         missing: list[int] = []
-        for ss, role, source, ephemeral, digest, call_id in manifest.messages:
+        for ss, role, source, ephemeral, digest, call_id in rows:
             if ss == 0:
                 text = await self._store.blob(digest)
                 messages.append(Message(ss=0, role="system", source=source, text=(text or b"").decode()))

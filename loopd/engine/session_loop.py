@@ -23,8 +23,9 @@ from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency
-from loopd.engine.history import History, manifest_of, sha256
+from loopd.engine.history import History
 from loopd.engine.live_turn import LiveTurn
+from loopd.engine.manifest import Manifests, sha256
 from loopd.engine.ports import Clock, Driver, DriverFactory, Store
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -97,6 +98,7 @@ class SessionLoop:
         self.writing = 0
         self.forgotten = False
         self._driver: Driver | None = None
+        self._manifests = Manifests()
         self._driver_sha256 = sha256(msgspec.json.encode(session.driver, order="sorted"))
         self._starting: dict[int, TurnRequest] = {}
 
@@ -240,7 +242,7 @@ class SessionLoop:
             steps_seen=after.steps,
         )
         self._starting[event.n] = request
-        digest, more = manifest_of(
+        digest, more = self._manifests.of_turn(
             event.n,
             messages,
             tools_withheld=after.withhold_tools,

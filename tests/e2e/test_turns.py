@@ -244,3 +244,26 @@ def test_what_the_model_saw_is_rebuilt_byte_for_byte(house: House, daemon: Daemo
             shown = daemon.ctl("show", f"{sid}@{turn}", "--prompt", "--step", str(step))["prompt"]
             assert shown["request_sha256"] == shown["recorded_sha256"] == model.requests[number].sha256
             assert shown["missing"] == []
+
+
+def test_every_prompt_of_a_long_session_is_rebuilt_also_across_a_restart(house: House) -> None:
+    daemon = house.daemon("long").start()
+    with endpoint([say("Chapter {n} says something new, at some length. " * 3)]) as (model, _):
+        spec = {"kind": "chat", "base_url": model.base_url, "model": "m", "context_bytes": 2_000}
+        sid = daemon.call("session.create", driver=spec, goal="write", set=BUSY)["sid"]
+        daemon.until(sid, "turn.completed", count=20)
+        daemon.kill()
+        daemon.start()
+        daemon.call("send", sid, text="a question in between")
+        daemon.until(sid, "turn.completed", count=45)
+        daemon.call("suspend", sid, mode="kill")
+        seen = {request.sha256 for request in model.requests}
+    done = [e["b"]["n"] for e in daemon.events(sid, "turn.completed")]
+    for n in done:
+        shown = daemon.call("turn.get", sid, n=n, prompt=True)["prompt"]
+        assert shown["missing"] == []
+        assert shown["request_sha256"] == shown["recorded_sha256"], f"turn {n}"
+        assert shown["recorded_sha256"] in seen
+    sizes = daemon.sql("SELECT length(data) FROM blob")
+    assert max(size for (size,) in sizes) < 4_000, "a manifest does not grow with its session"
+    daemon.verified()
