@@ -1,24 +1,20 @@
-"""Verbs about what happened: tail, show, watch, wait, verify."""
+"""Verbs about what happened: tail, show, wait, verify."""
 
 from __future__ import annotations
-
-import os
 
 from loopd.cli.console import safe
 from loopd.cli.exits import FAILED, OK, Failure
 from loopd.cli.instants import span
-from loopd.cli.lines import flat, line
+from loopd.cli.lines import flat
 from loopd.cli.standing import names_of
+from loopd.cli.watching import NO_END, readable, show_event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
     from loopd.cli.run import Run
-
-NO_END = "a stream has no end, and -o json prints one object; use -o ndjson{more}"
-
 
 # -- tail -------------------------------------------------------------------------------------
 
@@ -27,7 +23,7 @@ def tail(run: Run) -> None:
     """The last events of a session or of all, then more with `-f`."""
     args, console = run.args, run.console
     if args.follow and console.format == "json":
-        raise Failure("usage", NO_END.format(more=""))
+        raise Failure("usage", NO_END)
     command: dict[str, Any] = {"t": "history.page", "limit": min(args.limit, 1_000)}
     if args.sid is not None:
         command["sid"] = args.sid
@@ -40,41 +36,16 @@ def tail(run: Run) -> None:
         return
     names = names_of(run, *([args.sid] if args.sid is not None else []))
     for event in events:
-        _print(run, event, names)
+        show_event(run, event, names)
     if not args.follow:
         return
     console.flush()
     sids = [args.sid] if args.sid is not None else []
     last = events[-1]["seq"] if events else 0
-    for event in _events(run, after=last, sids=sids, kinds=args.kind):
-        _print(run, event, names)
+    frames = run.link.stream(after=last, sids=sids, kinds=args.kind)
+    for event in readable(frames, console):
+        show_event(run, event, names)
         console.flush()
-
-
-def _print(run: Run, event: dict[str, Any], names: dict[str, str]) -> None:
-    if run.console.format == "table":
-        run.console.line(line(event, run.console, names))
-    else:
-        run.console.json(event)
-
-
-def _events(run: Run, **selection: Any) -> Iterator[dict[str, Any]]:
-    """Flat events of a subscription that begins now; gaps are told on stderr."""
-    yield from _readable(run, run.link.stream(**selection))
-
-
-def _readable(run: Run, frames: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for frame in frames:
-        sort = frame.get("t")
-        if sort == "ev":
-            yield flat(frame)
-        elif sort == "delta":
-            yield frame
-        elif sort == "gap":
-            run.console.err.write(
-                f"loopctl: gap: events {frame.get('from')} to {frame.get('to')} are not here "
-                f"({safe(str(frame.get('why')))})\n"
-            )
 
 
 # -- show -------------------------------------------------------------------------------------
@@ -143,90 +114,6 @@ def _json(value: Any) -> str:
     import json
 
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-# -- watch ------------------------------------------------------------------------------------
-
-
-def watch(run: Run) -> None:
-    """Events as they happen, from a cursor that outlives this process."""
-    args, console = run.args, run.console
-    if console.format == "json" and args.limit is None:
-        raise Failure("usage", NO_END.format(more=", or -n N"))
-    if args.after is not None and args.cursor_file:
-        raise Failure("usage", "--after and --cursor-file both say where to begin; expected one of them")
-    run.link.client(deltas=args.deltas)
-    log, after = run.link.log, args.after
-    if args.cursor_file:
-        after = read_cursor(args.cursor_file, log, console.err.write)
-    frames = run.link.stream(after=after, sids=args.sid, kinds=args.kind, timeout_s=_seconds(args.timeout))
-    names = names_of(run, *args.sid)
-    seen: list[dict[str, Any]] = []
-    for event in _readable(run, frames):
-        if event.get("t") == "delta":
-            if console.format == "ndjson":
-                console.json(event)
-            elif console.format == "table":
-                console.line(f"  {safe(str(event.get('text', '')))}")
-            console.flush()
-            continue
-        seen.append(event)
-        if console.format == "json":
-            pass  # one object at the end
-        else:
-            _print(run, event, names)
-            console.flush()
-            if args.limit is None:
-                seen.clear()
-        if args.cursor_file and console.format != "json":
-            write_cursor(args.cursor_file, log, event["seq"])
-        if args.limit is not None and len(seen) >= args.limit:
-            break
-    if console.format == "json":
-        console.json({"events": seen})
-        console.flush()
-        if args.cursor_file and seen:
-            write_cursor(args.cursor_file, log, seen[-1]["seq"])
-
-
-def read_cursor(path: str, log: str, warn: Callable[[str], object]) -> int | None:
-    """The sequence number in a cursor file, or None when there is none yet.
-
-    A cursor of another log (the data was restored or replaced) is told and not used.
-    """
-    import json
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            cursor = json.load(file)
-        seq, of = int(cursor["seq"]), str(cursor["log"])
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Failure("invalid", f"cursor file {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise Failure(
-            "invalid", f'cursor file {path} holds no cursor; expected {{"log": …, "seq": …}}'
-        ) from None
-    if log and of != log:
-        warn(
-            f"loopctl: gap: the cursor in {safe(path)} is of log {safe(of)}; this is {safe(log)}: starting over\n"
-        )
-        return 0
-    return seq
-
-
-def write_cursor(path: str, log: str, seq: int) -> None:
-    """Replace the cursor file; a reader never sees half of one."""
-    import json
-
-    fresh = f"{path}.{os.getpid()}"
-    try:
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"log": log, "seq": seq}) + "\n")
-        os.replace(fresh, path)
-    except OSError as error:
-        raise Failure("invalid", f"cursor file {path}: {error.strerror}") from None
 
 
 # -- wait -------------------------------------------------------------------------------------

@@ -81,6 +81,13 @@ class Link:
             self._ping()
         return str(self.client().welcome["head"]["log"])
 
+    @property
+    def head(self) -> int:
+        """`seq` of the newest event when the connection was made."""
+        if not self.client().welcome:
+            self._ping()
+        return int(self.client().welcome["head"]["seq"])
+
     def _ping(self) -> None:
         from loopd.client import CallFailed
 

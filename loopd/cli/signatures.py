@@ -225,6 +225,11 @@ def watch(parser: argparse.ArgumentParser) -> None:
     )
     arg.complete(cursor, **arg.FILE_COMPLETION)
     parser.add_argument("-n", "--lines", dest="limit", type=arg.count, metavar="N", help="end after N events")
+    parser.add_argument(
+        "--reconnect",
+        action="store_true",
+        help="when the daemon goes away, wait for it and go on without a hole",
+    )
     parser.add_argument("--deltas", action="store_true", help="streamed text as well (may be incomplete)")
 
 

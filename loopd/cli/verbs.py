@@ -148,10 +148,10 @@ VERBS: dict[str, Verb] = {
     ),
     "watch": Verb(
         "events as they happen",
-        "history:watch",
+        "watching:watch",
         sign.watch,
         "loopctl watch -k 'gate.*' -k 'degeneration.*'",
-        "loopctl watch --cursor-file seen.json -o ndjson",
+        "loopctl watch --cursor-file seen.json --reconnect -o ndjson",
     ),
     "wait": Verb(
         "wait for a state",

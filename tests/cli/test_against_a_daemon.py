@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import select
+import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,20 @@ def spawn(stage: Stage, *words: str, **options: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "LOOPD_SOCKET": stage.daemon.socket}, **options,
     )  # fmt: skip
+
+
+def lines_of(fd: int, within_s: float = 20.0) -> Iterator[str]:
+    """Lines as they come; a long silence is an error."""
+    pending = b""
+    while True:
+        while b"\n" not in pending:
+            assert select.select([fd], [], [], within_s)[0], f"nothing for {within_s} s after {pending!r}"
+            chunk = os.read(fd, 65_536)
+            if not chunk:
+                return
+            pending += chunk
+        line, _, pending = pending.partition(b"\n")
+        yield line.decode()
 
 
 # -- shapes -----------------------------------------------------------------------------------
@@ -347,19 +364,59 @@ def test_live_lines_come_at_once(stage: Stage, words: list[str]) -> None:
     process = spawn(stage, *words, "-o", "ndjson")
     try:
         assert process.stdout is not None
-        deadline = time.monotonic() + 20
-        line = ""
-        while "unsuspend" not in line:
+        pending, deadline = b"", time.monotonic() + 20
+        while b'"cause": "unsuspend"' not in pending:
             # Whether it listens already is unknown, so there is always another change to see.
             stage.ok("suspend", name)
             stage.ok("unsuspend", name)
             if select.select([process.stdout], [], [], 0.2)[0]:
-                line = process.stdout.readline()
+                pending += os.read(process.stdout.fileno(), 65_536)
             assert time.monotonic() < deadline
+        line = pending.decode().splitlines()[0]
         assert json.loads(line)["k"] == "gate.changed"
     finally:
         process.kill()
         process.communicate(timeout=20)
+
+
+def test_watch_survives_the_daemon_without_a_hole(stage: Stage) -> None:
+    daemon = stage.house.daemon("again").start()
+    sid = daemon.scripted(stage.house.script([FILLER], "again.jsonl"))
+    process = subprocess.Popen(
+        [str(BIN / "loopctl"), "watch", sid, "--reconnect", "-o", "ndjson", "--after", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "LOOPD_SOCKET": daemon.socket},
+    )  # fmt: skip
+    seen: list[int] = []
+    assert process.stdout is not None
+    lines = lines_of(process.stdout.fileno())
+
+    def read_until(seq: int) -> None:
+        while not seen or seen[-1] < seq:
+            seen.append(json.loads(next(lines))["ss"])
+
+    try:
+        for restart in (daemon.kill, daemon.terminate, lambda: None):
+            daemon.call("send", sid, text="x")
+            daemon.call("suspend", sid)
+            read_until(daemon.call("session.get", sid)["rev"])
+            restart()
+            if daemon.process is None:
+                daemon.start()
+    finally:
+        process.kill()
+        _, err = process.communicate(timeout=20)
+    assert seen == list(range(1, len(seen) + 1))
+    assert err == ""
+
+
+def test_streamed_text_is_shown_when_asked_for(stage: Stage) -> None:
+    name = stage.session(texts=tuple(f"text {i}" for i in range(2_000)), goal="go")
+    said = stage.ctl("watch", name, "-n", "40", "--deltas", "-o", "ndjson", "--timeout", "20s")
+    frames = [json.loads(line) for line in said.out.splitlines()]
+    deltas = [frame for frame in frames if frame.get("t") == "delta"]
+    assert deltas
+    assert all(frame["text"].startswith("text ") for frame in deltas)
+    stage.ok("end", name)
 
 
 def test_wait_returns_on_the_state_and_gives_up_in_time(stage: Stage) -> None:
@@ -460,6 +517,23 @@ def test_every_verb_has_readable_output(stage: Stage) -> None:
         said = stage.ctl(*words)
         assert said.code == 0
         assert expected in said.out, words
+
+
+def test_verify_fails_with_code_1_when_history_was_rewritten(stage: Stage) -> None:
+    daemon = stage.house.daemon("forged").start()
+    sid = daemon.scripted(stage.house.script([FILLER], "forged.jsonl"))
+    daemon.call("suspend", sid, reason="honest")
+    with contextlib.closing(sqlite3.connect(daemon.data / "journal.sqlite", timeout=20)) as journal, journal:
+        forged = "UPDATE journal SET body = CAST(replace(body, 'honest', 'forged') AS BLOB) WHERE kind = 'gate.changed'"
+        for (trigger,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            journal.execute(f"DROP TRIGGER {trigger}")
+        assert journal.execute(forged).rowcount == 1
+    said = run("verify", "--socket", daemon.socket)
+    assert said.code == 1
+    assert said.out.startswith("NOT WHOLE\n")
+    proof = run("verify", "-o", "json", "--socket", daemon.socket)
+    assert (proof.code, proof.err, proof.json["ok"]) == (1, "", False)
+    assert proof.json["findings"]
 
 
 # -- the daemon as a whole --------------------------------------------------------------------

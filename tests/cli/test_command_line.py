@@ -170,9 +170,7 @@ def test_version() -> None:
 
 @pytest.mark.process
 def test_status_imports_little() -> None:
-    heavy = (
-        "{'msgspec', 'asyncio', 'anyio', 'shutil', 'datetime', 'typing', 'loopd_protocol', 'tomllib', 'unicodedata'}"
-    )
+    heavy = "{'msgspec', 'asyncio', 'anyio', 'shutil', 'datetime', 'typing', 'loopd_protocol', 'tomllib', 'unicodedata'}"
     code = (
         "import sys; from loopd.cli.operator import main\n"
         f"main(['status', '--socket', {NO_DAEMON!r}, '-o', 'json'])\n"
