@@ -109,6 +109,7 @@ class Judge:
         self._steps = 0
         self._n = 0
         self._ended = False
+        self._progressed = False
         self._findings: list[Judged] = []
         self._failures: list[str] = []
         self._near: dict[str, int] = {}
@@ -124,7 +125,7 @@ class Judge:
         before: tuple[Judged, ...] = ()
         if given.trigger is not None or self._turn == 0:
             before = self.turn_end()
-            self._begin(given.trigger or Trigger.CONTINUATION)
+            self._begin(given.trigger or Trigger.CONTINUATION, given.at_ms)
         self._steps += 1
         self._n = given.n
         event = TurnStep(
@@ -136,7 +137,10 @@ class Judge:
             usage=given.usage,
             state_fingerprint=given.state_fingerprint,
         )
-        record = step_record(event, self._trigger, given.at_ms)
+        masked = rules.wants_mask(self._state, self._settings.rules, self._trigger)
+        record = step_record(event, self._trigger, given.at_ms, masked=masked)
+        if given.compacted:
+            record = msgspec.structs.replace(record, compacted=True)
         self._last = msgspec.structs.replace(
             self._last,
             at_ms=given.at_ms,
@@ -151,17 +155,34 @@ class Judge:
                 self._tokens_after += record.tokens
         if self._ended:
             return before
-        return before + self._act(rules.observe_step(self._state, self._settings.rules, record))
+        found = rules.observe_step(
+            self._state,
+            self._settings.rules,
+            record,
+            ladder=self._settings.ladder,
+            attended=self._attended,
+        )
+        if found.progress is not None and found.progress.made:
+            self._progressed = True
+        return before + self._act(found)
 
     def turn_end(self, outcome: str = "completed") -> tuple[Judged, ...]:
         """The running turn is over; does nothing when none runs. `step` and `judgement` call it."""
         if self._turn == 0 or self._last.steps == 0 or self._ended:
             return ()
-        record = msgspec.structs.replace(self._last, outcome=outcome)
+        record = msgspec.structs.replace(self._last, outcome=outcome, progressed=self._progressed)
+        self._progressed = False
         self._last = TurnRecord(
             n=self._turn, trigger=self._trigger, at_ms=self._last.at_ms, outcome="completed"
         )
-        return self._act(rules.observe_turn(self._state, self._settings.rules, record))
+        found = rules.observe_turn(
+            self._state,
+            self._settings.rules,
+            record,
+            ladder=self._settings.ladder,
+            attended=self._attended,
+        )
+        return self._act(found)
 
     def judgement(self) -> Judgement:
         """What would have been done so far; ends the running turn."""
@@ -179,18 +200,22 @@ class Judge:
             failures=tuple(self._failures),
         )
 
-    def _begin(self, trigger: Trigger) -> None:
+    def _begin(self, trigger: Trigger, at_ms: int) -> None:
         self._turn += 1
         self._trigger = trigger
-        self._last = TurnRecord(n=self._turn, trigger=trigger, at_ms=0, outcome="completed")
+        self._last = TurnRecord(
+            n=self._turn, trigger=trigger, at_ms=at_ms, outcome="completed", started_ms=at_ms
+        )
         self._state = rules.begin_turn(self._state)
         if trigger is Trigger.HUMAN:
-            self._state = rules.restart_scope(self._state)
+            self._state = rules.human_spoke(self._state, at_ms, self._n)
 
     def _act(self, found: rules.Verdicts) -> tuple[Judged, ...]:
         self._state = found.state
         self._failures += [f"{failure.rule}: {failure.error}" for failure in found.failures]
         made = []
+        for rule in found.near:
+            self._near[rule] = self._near.get(rule, 0) + 1
         for finding in found.findings:
             judged = Judged(
                 rule=finding.rule,
@@ -209,6 +234,9 @@ class Judge:
             if not finding.shadow:
                 self._carry_out(judged)
         self._findings += made
+        rung = 4 if self._ended else self._state.rungs.highest
+        if rung != (self._rungs[-1][1] if self._rungs else 0):
+            self._rungs.append((self._n, rung))
         return tuple(made)
 
     def _carry_out(self, judged: Judged) -> None:
@@ -219,8 +247,6 @@ class Judge:
             self._first_hard = judged.step
         if rank > _RANKS[self._verdict]:
             self._verdict = judged.verdict  # type: ignore[assignment]
-        if rank >= 1 and (not self._rungs or self._rungs[-1][1] != rank):
-            self._rungs.append((judged.step, rank))
         if judged.verdict == "close":
             self._state = rules.rearm(self._state, judged.rule)
         self._ended = self._ended or judged.verdict == "terminate"

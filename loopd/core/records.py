@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from loopd.core import traits
 from loopd.core.masks import mask, masked_digest
+from loopd.core.stop_rules import error_signature
 from loopd.core.tools import tool_class
 from loopd_protocol.events import ToolCall, TurnStep
 from loopd_protocol.sources import Trigger
@@ -34,6 +37,11 @@ __all__ = [
 LABEL_CHARS = 120
 """Longest rendering of a call in evidence and notes."""
 
+SHORT_CHARS = 512
+"""Results up to this length are masked when they are new; longer ones only when the call is not."""
+
+_SIGNATURE_CHARS = 4_000
+
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One tool call, reduced.
@@ -45,6 +53,17 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         result_chars: visible characters of the result.
         label: the call as one short line for people and models; may be empty.
         masked: digest of the masked result when somebody asked for it, else None.
+        identity: 16 hex digits, equal for calls that are the same thing: volatile fields, needless
+            white space and a shell's trailing comments do not count.
+        program: what errors are counted by: the tool, of a shell also the program.
+        target, numbers: the call with its numbers taken out (a digest), and those numbers.
+        failed: as far as it is known; `error`: signature of the failure; `infra`: a service's failure.
+        unresolved: it named a tool that does not exist.
+        noop, waits, polls, writes, reads, background: see `loopd.core.traits.Traits`.
+        ended: what a poll looks at is over.
+        echo: the result gives back the call's own words.
+        failing: of a test run: how many checks fail, None for unknown.
+        short: the result is short enough to be masked at once.
     """
 
     name: str
@@ -57,10 +76,34 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_class: str | None = None
     label: str = ""
     masked: str | None = None
+    identity: str = ""
+    program: str = ""
+    target: str = ""
+    numbers: tuple[int, ...] = ()
+    failed: bool = False
+    error: str = ""
+    infra: bool = False
+    unresolved: bool = False
+    noop: bool = False
+    waits: bool = False
+    polls: bool = False
+    writes: bool = False
+    reads: bool = False
+    background: bool = False
+    ended: bool = False
+    echo: bool = False
+    failing: int | None = None
+    short: bool = False
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step, reduced. `n` counts steps in the session, from 1; `at_ms` is wall time (UTC)."""
+    """One step, reduced. `n` counts steps in the session, from 1; `at_ms` is wall time (UTC).
+
+    Attributes:
+        billed: output tokens of the step, None for unknown.
+        phase: what the agent says it is doing, or empty.
+        compacted: the context was compacted before this step.
+    """
 
     n: int
     turn: int
@@ -71,6 +114,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     state_fingerprint: str | None = None
     tools_withheld: bool = False
+    billed: int | None = None
+    phase: str = ""
+    compacted: bool = False
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,6 +126,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text: the turn's final text (that of its last step).
         calls: tool calls in the whole turn.
         outcome: as in `turn.completed`, or `interrupted`.
+        progressed: there was progress in it (`loopd.core.progress`).
+        started_ms: when it began; 0 for unknown.
     """
 
     n: int
@@ -90,6 +138,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int = 0
     steps: int = 0
     tokens: int = 0
+    progressed: bool = False
+    started_ms: int = 0
 
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=repr).encode
@@ -170,18 +220,51 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
     masked_result = call.masked_sha256
     if masked and masked_result is None and call.result is not None:
         masked_result = masked_digest(call.result)
+    kind = call.tool_class if call.tool_class != "other" else tool_class(call.name, call.args)
+    look = traits.traits_of(call.name, call.args, kind, arguments, _canonical)
+    failed = traits.failed(ok=call.ok, exit_code=call.exit_code, result=call.result)
+    infra = traits.infra(ok=False if failed else call.ok, error_class=call.error_class, result=call.result)
+    target, numbers = traits.numbers_of(look.identity)
     return CallRecord(
         name=call.name,
         fingerprint=_fingerprint(call.name, arguments.encode()),
         ok=call.ok,
         result=result.removeprefix("sha256:") if result is not None else None,
         result_chars=chars,
-        tool_class=call.tool_class if call.tool_class != "other" else tool_class(call.name, call.args),
+        tool_class=kind,
         exit_code=call.exit_code,
         error_class=call.error_class,
         label=_label(call.name, arguments),
         masked=masked_result,
+        identity=_short(f"{call.name}\0{look.identity}"),
+        program=look.program,
+        target=_short(f"{call.name}\0{target}") if numbers else "",
+        numbers=numbers,
+        failed=failed,
+        error=_signature(call, look.program) if failed and not infra else "",
+        infra=infra,
+        unresolved=failed and traits.unresolved(ok=call.ok, error_class=call.error_class, result=call.result),
+        noop=look.noop,
+        waits=look.waits,
+        polls=look.polls,
+        writes=look.writes,
+        reads=look.reads,
+        background=look.background,
+        ended=look.polls and traits.ended(call.result),
+        echo=traits.echoes(call.args, call.result),
+        failing=traits.failing(ok=not failed, result=call.result) if kind == "test" else None,
+        short=call.result is not None and len(call.result) <= SHORT_CHARS,
     )
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _signature(call: ToolCall, program: str) -> str:
+    result = call.result or ""
+    head = result if len(result) <= _SIGNATURE_CHARS else result[:_SIGNATURE_CHARS]
+    return error_signature(program, call.exit_code, head)
 
 
 def step_record(
@@ -189,7 +272,7 @@ def step_record(
     trigger: Trigger,
     at_ms: int,
     *,
-    masked: Callable[[ToolCall], bool] | None = None,
+    masked: Callable[[CallRecord], bool] | None = None,
 ) -> StepRecord:
     """Reduce one step event.
 
@@ -200,14 +283,24 @@ def step_record(
         masked: asked for each call whether its masked digest is wanted; None: for no call.
     """
     usage = event.usage
+    calls = tuple(call_record(call) for call in event.calls)
+    if masked is not None:
+        calls = tuple(
+            replace(record, masked=masked_digest(call.result))
+            if record.masked is None and call.result is not None and masked(record)
+            else record
+            for record, call in zip(calls, event.calls, strict=True)
+        )
     return StepRecord(
         n=event.total,
         turn=event.n,
         trigger=trigger,
         at_ms=at_ms,
         text=event.text,
-        calls=tuple(call_record(call, masked=masked is not None and masked(call)) for call in event.calls),
+        calls=calls,
         tokens=usage.input_tokens + usage.output_tokens if usage is not None else 0,
         state_fingerprint=event.state_fingerprint,
         tools_withheld=event.tools_withheld,
+        billed=usage.output_tokens if usage is not None else None,
+        phase=event.phase or "",
     )

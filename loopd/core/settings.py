@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from loopd.core.rules import RuleSettings, tool_repetition
+from loopd.core.rules import LadderSettings, RuleSettings, contradiction, lanes, tool_repetition
 from loopd_protocol.errors import Refused
 
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
@@ -80,12 +80,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Everything that can be set for one session under the keys `rules.*`, `continuation.*` and so on."""
 
     rules: RuleSettings = RuleSettings()
+    ladder: LadderSettings = LadderSettings()
     continuation: ContinuationSettings = ContinuationSettings()
     gate: GateSettings = GateSettings()
     turn: TurnSettings = TurnSettings()
 
 
-PRESETS: MappingProxyType[str, Settings] = MappingProxyType({"published": Settings()})
+PUBLISHED_RULES = ("repeated_text", "barren_streak", "tool_repetition", "progress_stall")
+"""The four published detectors; preset `hardened` has two-level rules in their place."""
+
+_BACKOFF_S = (60, 300, 900, 3_600)
+
+
+def _hardened() -> Settings:
+    base = RuleSettings()
+    changed = dict.fromkeys(PUBLISHED_RULES, False) | dict.fromkeys((*lanes.IDS, "chanting"), True)
+    rules = {
+        rule: msgspec.structs.replace(getattr(base, rule), enabled=enabled)
+        for rule, enabled in changed.items()
+    }
+    return Settings(
+        rules=msgspec.structs.replace(base, **rules),
+        continuation=ContinuationSettings(backoff_after=5, backoff_s=_BACKOFF_S),
+    )
+
+
+PRESETS: MappingProxyType[str, Settings] = MappingProxyType(
+    {"published": Settings(), "hardened": _hardened()}
+)
 """Presets by name: what holds before any override."""
 
 DEFAULT_PRESET = "published"
@@ -195,7 +217,7 @@ def settings_of(preset: str, overrides: Mapping[str, Any]) -> Settings:
     """Build settings from a preset and overrides; aliases of published keys are accepted.
 
     Args:
-        preset: `published`.
+        preset: `published` or `hardened`.
         overrides: dotted keys, nested tables, or both. A text given for anything but a text is read as
             a JSON or TOML value, so that `--set KEY=VALUE` needs no types.
 
@@ -204,12 +226,6 @@ def settings_of(preset: str, overrides: Mapping[str, Any]) -> Settings:
     """
     base = PRESETS.get(preset)
     if base is None:
-        if preset == "hardened":
-            raise Refused(
-                "invalid",
-                "preset 'hardened' comes with a later release; 'published' is available",
-                path="$.preset",
-            )
         raise Refused(
             "invalid",
             f"preset is {preset!r}; expected one of {', '.join(map(repr, PRESETS))}",
@@ -348,6 +364,9 @@ def _refuse_contradictions(settings: Settings) -> None:
     wrong = tool_repetition.contradiction(settings.rules.tool_repetition)
     if wrong is not None:
         raise Refused("invalid", wrong, path="$.rules.tool_repetition.min_tool_turns")
+    found = contradiction(settings.rules)
+    if found is not None:
+        raise Refused("invalid", found[1], path=f"$.rules.{found[0]}")
     gate = settings.gate
     if gate.provider_backoff_ms > gate.provider_backoff_max_ms:
         raise Refused(

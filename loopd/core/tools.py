@@ -71,6 +71,8 @@ def tool_class(name: str, args: Any = None) -> str:
     """
     plain = name.lower()
     kind = REGISTRY.get(plain) or REGISTRY.get(re.split(r"__|[.:/]", plain)[-1], "other")
+    if kind == "edit" and isinstance(args, Mapping) and args.get("command") == "view":
+        return "read"  # editors that also show files
     if kind == "exec":
         command = command_of(args)
         if command is not None and _TEST_COMMAND.search(command[:_COMMAND_CHARS]):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core.records import StepRecord, TurnRecord
+from loopd.core.rules import lanes
 from loopd.core.rules import (
     RULES,
     Failure,
@@ -160,4 +161,6 @@ def test_what_concerns_the_whole_process_is_not_swallowed(
 
 def test_each_rule_has_parameters_and_a_state_of_its_own_name() -> None:
     names = [rule.id for rule in RULES]
-    assert names == list(RuleSettings.__struct_fields__) == list(RulesState.__struct_fields__)
+    assert set(names) <= set(RulesState.__struct_fields__)
+    assert set(lanes.IDS) == set(lanes.Lane.__struct_fields__) - {"trail"}
+    assert {*names, *lanes.IDS, "chanting"} == set(RuleSettings.__struct_fields__)

@@ -47,7 +47,18 @@ def test_the_published_preset_has_the_published_numbers() -> None:
         "gate.interrupt_for_ms": 300_000,
     }
     assert met | expected == met
-    assert all(met[f"rules.{rule}.enabled"] and met[f"rules.{rule}.mode"] == "act" for rule in _rules())
+    published = {"repeated_text", "barren_streak", "tool_repetition", "progress_stall"}
+    assert {rule for rule in _rules() if met[f"rules.{rule}.enabled"]} == published
+    assert all(met[f"rules.{rule}.mode"] == "act" for rule in _rules())
+
+
+def _contradicts(key: str, number: int) -> bool:
+    """Whether this number alone is within its bounds and yet could never fire or be held."""
+    try:
+        settings_of("published", {key: number})
+    except Refused as refused:
+        return refused.path is not None and refused.path.count(".") == 2 and key.startswith("rules.")
+    return False
 
 
 def _rules() -> set[str]:
@@ -196,6 +207,9 @@ def test_each_integer_is_accepted_iff_it_is_within_the_bounds_that_the_reference
         overrides: dict[str, Any] = {key: number}
         if key.endswith("min_tool_turns"):
             overrides["rules.tool_repetition.window_size"] = 50
+        if setting.minimum <= number <= setting.maximum and _contradicts(key, number):
+            assert str(number) in _refusal(overrides).message
+            continue
         if key.endswith("window_size"):
             overrides["rules.tool_repetition.min_tool_turns"] = 1
         if key == "gate.provider_backoff_ms":
@@ -253,12 +267,10 @@ def test_what_is_too_deep_or_no_key_is_refused() -> None:
     assert "no text" in _refusal({5: 1}).message  # type: ignore[dict-item]
 
 
-def test_hardened_is_refused_and_says_what_is_available() -> None:
-    refused = _refusal({}, preset="hardened")
+def test_an_unknown_preset_is_refused_and_says_what_is_available() -> None:
+    refused = _refusal({}, preset="nonsense")
     assert refused.code == "invalid"
-    assert "later release" in refused.message
-    assert "'published'" in refused.message
-    assert "'published'" in _refusal({}, preset="nonsense").message
+    assert "'published', 'hardened'" in refused.message
 
 
 def test_the_revision_changes_iff_a_setting_changes() -> None:

@@ -14,18 +14,25 @@ from loopd.core.rules.framework import (
     RulesState,
     Verdicts,
     begin_turn,
+    human_spoke,
+    is_attended,
     observe_step,
     observe_turn,
     rearm,
+    restart_evidence,
     restart_scope,
     streaks,
+    wants_mask,
 )
+from loopd.core.rules.lanes import contradiction
+from loopd.core.rules.rungs import LadderSettings
 from loopd.core.rules.tool_repetition import RepetitionVerdict
 
 __all__ = [
     "RULES",
     "Failure",
     "Finding",
+    "LadderSettings",
     "Level",
     "RepetitionVerdict",
     "Rule",
@@ -34,9 +41,14 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "begin_turn",
+    "contradiction",
+    "human_spoke",
+    "is_attended",
     "observe_step",
     "observe_turn",
     "rearm",
+    "restart_evidence",
     "restart_scope",
     "streaks",
+    "wants_mask",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -35,6 +35,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         close_ms: for `close`: how long the gate stays closed.
         onset_tokens: tokens spent since the loop began.
         shadow: the rule only watches: tell, but take no action.
+        laddered: the ladder decides about the verdict; else it is the rule's own.
+        onset: of a laddered finding: number of the first step (or turn) that counts.
+        relapse: of a laddered one that closes: how often this loop closed the gate before.
+        say: of a laddered finding, until it is told: makes evidence and note.
     """
 
     rule: str
@@ -50,6 +54,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     close_ms: int = 0
     onset_tokens: int = 0
     shadow: bool = False
+    laddered: bool = False
+    onset: int = 0
+    relapse: int = 0
+    say: Callable[[], tuple[tuple[str, ...], str]] | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
