@@ -108,8 +108,7 @@ DriverSpec = ScriptedSpec | ChatSpec
 
 
 class SessionCreate(Command, frozen=True, kw_only=True, tag="session.create"):
-    """→ `{"sid", "name"}`. `set` holds dotted settings, for example
-    `{"rules.repeated_text.threshold": 5}`."""
+    """→ `{"sid", "name"}`. `set` holds dotted settings: `{"rules.repeated_text.threshold": 5}`."""
 
     driver: DriverSpec
     name: Name | None = None

@@ -54,7 +54,6 @@ LONG_MODULES = {
     "protocol/loopd_protocol/commands.py": TABLES,
     "protocol/loopd_protocol/events.py": TABLES,
     "loopd/testing/store_suite.py": "one contract of a store, promise by promise; halves would not be a contract",
-    "loopd/testing/endpoint.py": "one stand-in for a model server: its script, its faults, its command line",
 }
 
 
