@@ -70,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Failure as failure:
         return report(failure, as_json=_asked_for_json(words))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # The outer wall: an answer of another shape, for example of a newer daemon. The command itself
+        # may have been carried out, so this is uncertain; LOOPD_DEBUG shows where it happened.
+        if os.environ.get("LOOPD_DEBUG"):
+            raise
+        return report(
+            Failure("uncertain", f"the answer cannot be shown: {error!r}"), as_json=_asked_for_json(words)
+        )
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

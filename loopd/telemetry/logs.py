@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _SECRET = re.compile(r"(?i)(^|_)(token|secret|password|authorization|api_key|cookie)($|_)")
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _REDACTED = "[redacted]"
@@ -81,7 +81,7 @@ def configure(
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # These name every request on `info`; the daemon's own events say what matters.
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "aiosqlite", "asyncio"):
+    for noisy in ("httpx", "httpcore", "uvicorn.access", "uvicorn.error", "aiosqlite", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(capture=True)
     return handler

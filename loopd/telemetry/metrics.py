@@ -91,7 +91,8 @@ class Metrics:
         self._now_ms = now_ms
         self._gauges = gauges or Gauges
         self._top_k = top_k
-        self.standing = Standing(directory or (lambda _sids: ()))
+        self._directory = directory or (lambda _sids: ())
+        self.standing = Standing(self._directory)
         self.counts: dict[str, defaultdict[tuple[str, ...], int]] = {}
         self.distributions: dict[str, dict[tuple[str, ...], Distribution]] = {}
         for name, metric in METRICS.items():
@@ -159,6 +160,10 @@ class Metrics:
         if len(self.sources) >= WAITING_MAX:
             del self.sources[next(iter(self.sources))]
         self.sources[envelope] = source
+
+    def recall_gates(self) -> None:
+        """Learn which gates are closed at boot, so that transitions count from where they began."""
+        self.closed = {row.sid for row in self._directory(None) if row.holds and row.status == "live"}
 
     # -- showing ------------------------------------------------------------------------------
 

@@ -187,6 +187,7 @@ def _effect_outcome(to: Metrics, event: StoredEvent) -> None:
 
 def _daemon_started(to: Metrics, event: StoredEvent) -> None:
     to.counts["loopd_boot_total"][()] = _boot(event.body).epoch
+    to.recall_gates()
 
 
 READINGS: MappingProxyType[str, Reading] = MappingProxyType(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loopd import __version__
 from loopd.cli.arguments import HOLDS, hold, label, setting
@@ -105,6 +109,23 @@ def test_a_mistake_is_named_in_one_line_with_exit_code_2(words: list[str], expec
     if words:
         assert said.err.count("\n") == 1
         assert said.err.startswith('{"error": {"code": "usage"' if "json" in words else "loopctl: usage: ")
+
+
+VOCABULARY = [word for name in VERBS for word in name.split()] + [
+    "-o", "json", "--socket", NO_DAEMON, "-l", "k=v", "--", "-", "s1", "--until", "5m", "-n", "3", "--help", "--all", "-f", "-x", "", "turn>3", "Budget",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(VOCABULARY) | st.text(max_size=5), max_size=6))
+def test_any_words_are_a_command_or_a_named_mistake(words: list[str]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            name, rest = find_verb(words)
+            leaf_parser(name, VERBS[name]).parse_args(rest)
+        except Failure as failure:
+            assert failure.exit == 2  # noqa: PT017
+        except SystemExit as ended:
+            assert ended.code in {0, 2}  # noqa: PT017
 
 
 def test_an_error_is_one_json_object_when_json_is_asked_for() -> None:

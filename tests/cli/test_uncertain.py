@@ -127,3 +127,18 @@ def test_a_refusal_cannot_act_on_the_terminal() -> None:
         _,
     ):
         assert not set("\x1b\u202e") & set(run("status", "--socket", path).err)
+
+
+@pytest.mark.parametrize(
+    "words", [["ps"], ["why", "a"], ["tail", "a"], ["suspend", "a"], ["status"], ["send", "a", "x"], ["cron"]]
+)
+@pytest.mark.parametrize(
+    "result", [{}, {"sessions": 5, "events": [{}], "gate": 1}, {"sessions": [{}], "jobs": [None]}]
+)
+def test_an_answer_of_another_shape_is_no_traceback(words: list[str], result: Frame) -> None:
+    with peer(lambda frame: {"t": "ok", "id": frame["id"], "seq": 1, "r": result}) as (path, _):
+        said = run(*words, "--socket", path)
+    assert said.code in {0, 7}
+    if said.code == 7:
+        assert said.err.startswith("loopctl: uncertain: the answer cannot be shown: ")
+        assert said.err.count("\n") == 1

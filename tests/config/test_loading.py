@@ -105,7 +105,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         (f"socket = '/{'x' * 120}'", "path of 121 bytes"),
         ("[access.uids]\nroot = ['read']", "expected a numeric id as key"),
         ("[sessions.set]\nrules.repeated_text.treshold = 5", "threshold"),
-        ("[sessions]\npreset = 'hardened'", "hardened"),
+        ("[sessions]\npreset = 'soft'", "expected one of 'published', 'hardened'"),
         ("[sessions.set]\ncontinuation.min_gap_ms = -5", "min_gap_ms"),
         ("[drain]\nbudget_ms = 1.5", "expected `int`, got `float`"),
         ("[drain]\nbudget_ms = true", "expected `int`, got `bool`"),

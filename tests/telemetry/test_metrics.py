@@ -169,6 +169,18 @@ def test_an_event_counts(lived: Metrics, name: str, labels: dict[str, str], expe
     assert value(lived, name, **labels) == expected
 
 
+def test_transitions_after_a_restart_count_from_where_the_gate_was() -> None:
+    found = metrics(
+        row("ses_a", holds="UserSuspend"), row("ses_b"), row("ses_c", status="done_success", holds="Budget")
+    )
+    found.committed([stored(ev.DaemonStarted(version="1", boot="b", pid=1, epoch=2), None)])
+    opened = ev.GateChanged(gate="open", cause="unsuspend", by="uid:0", gen=3, removed=("UserSuspend",))
+    found.committed([stored(opened, sid) for sid in ("ses_a", "ses_b")])
+    moved = {"to": "open", "reason": "unsuspend", "by": "uid"}
+    assert value(found, "loopd_gate_transitions_total", **{"from": "closed"}, **moved) == 1
+    assert value(found, "loopd_gate_transitions_total", **{"from": "open"}, **moved) == 1
+
+
 def test_every_reading_is_of_a_known_kind_and_every_counter_is_in_the_catalogue(lived: Metrics) -> None:
     assert set(READINGS) <= set(EVENT_TYPES)
     assert {event.kind for event in LIFE} >= set(READINGS)
