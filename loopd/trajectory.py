@@ -161,7 +161,7 @@ def read_from(stream: IO[bytes], name: str, *, line: int = 0, headed: bool = Fal
         Refused: `invalid`, naming the file, the line and what was expected there.
     """
     offset = stream.tell()
-    place = 0
+    lines = Lines(name, headed=headed)
     while True:
         line += 1
         try:
@@ -171,22 +171,44 @@ def read_from(stream: IO[bytes], name: str, *, line: int = 0, headed: bool = Fal
         if not data:
             break
         start, offset = offset, offset + len(data)
+        item = lines.decode(data, line)
+        if item is not None:
+            yield Record(line, start, item)
+    if not lines.headed:
+        raise Refused("invalid", f"{name!r} holds no trajectory; {_EXPECTED}")
+
+
+class Lines:
+    """Decodes one line after the other; knows whether a trajectory has begun.
+
+    Attributes:
+        headed: a trajectory has begun. Set it to False to skip what follows up to the next head.
+    """
+
+    def __init__(self, name: str, *, headed: bool = False) -> None:
+        self.headed = headed
+        self._name = name
+        self._place = 0
+
+    def decode(self, data: bytes, line: int) -> Head | Step | None:
+        """The head or step on line number `line`, None for an empty one.
+
+        Raises:
+            Refused: `invalid`, naming the file, the line and what was expected there.
+        """
         if len(data) > MAX_LINE_BYTES:
             raise Refused(
                 "invalid",
-                f"{name!r}, line {line}: longer than {MAX_LINE_BYTES} bytes; expected shorter lines",
+                f"{self._name!r}, line {line}: longer than {MAX_LINE_BYTES} bytes; expected shorter lines",
             )
         if not data.strip():
-            continue
-        item = _decode(data, name, line, headed=headed)
+            return None
+        item = _decode(data, self._name, line, headed=self.headed)
         if isinstance(item, Head):
-            headed, place = True, 0
-            yield Record(line, start, item)
-        else:
-            place += 1
-            yield Record(line, start, _step(item, place))
-    if not headed:
-        raise Refused("invalid", f"{name!r} holds no trajectory; {_EXPECTED}")
+            self.headed, self._place = True, 0
+            return item
+        self._place += 1
+        return _step(item, self._place)
 
 
 def _decode(data: bytes, name: str, line: int, *, headed: bool) -> Head | _Step:
