@@ -11,17 +11,19 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from loopd.core.access import Caller
 from loopd.server.limits import SocketLimits
-from loopd.server.ports import Bus
+from loopd.server.ports import Bus, Chunk
 from loopd.server.rendering import Encoding, EventFilter, Slice, slices
 from loopd_protocol.errors import Refused
 from loopd_protocol.frames import Delta, Err, Gap, Lag, Snap
 
+_RECENT_BYTES = 4 << 20
 _log = logging.getLogger("loopd.server")
 
 
@@ -81,6 +83,9 @@ class Fanout:
         self._live: dict[Subscription, None] = {}  # a set that keeps the order
         self._all: dict[Subscription, None] = {}
         self._delta_subs: dict[Subscription, None] = {}
+        self._recent: dict[int, Slice] = {}  # by the cursor that it follows, oldest first
+        self._recent_bytes = 0
+        self._reading: dict[int, anyio.Event] = {}
         self._position = bus.head
         self._group: TaskGroup | None = None
 
@@ -145,6 +150,7 @@ class Fanout:
             for piece in slices(chunk.events, limits.chunk_bytes):
                 # Moved before writing: whoever joins from here on has seen this piece.
                 self._position = piece.last
+                self._keep(piece)
                 for sub in list(self._live):
                     if sub.line.takes_events:
                         self._give(sub, piece)
@@ -154,6 +160,28 @@ class Fanout:
                 await checkpoint()
             self._position = max(self._position, chunk.cursor)
             await checkpoint()
+
+    async def _read_once(self, cursor: int) -> Chunk | None:
+        """Read what follows a cursor, or wait (None) until somebody else has read just that."""
+        others = self._reading.get(cursor)
+        if others is not None:
+            await others.wait()
+            return None
+        done = self._reading[cursor] = anyio.Event()
+        try:
+            return await self._bus.read(cursor, limit=self._limits.chunk_events)
+        finally:
+            del self._reading[cursor]
+            done.set()
+
+    def _keep(self, piece: Slice) -> None:
+        """Remember a piece for those who fall behind together: they share its bytes as well."""
+        if piece.first - 1 not in self._recent:
+            self._recent[piece.first - 1] = piece
+            self._recent_bytes += piece.size_bytes
+            while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
+                oldest = self._recent.pop(next(iter(self._recent)))
+                self._recent_bytes -= oldest.size_bytes
 
     def _give(self, sub: Subscription, piece: Slice) -> None:
         if sub.cursor >= piece.last:
@@ -173,9 +201,14 @@ class Fanout:
                 if sub.cursor >= self._position:
                     self._live[sub] = None
                     return
-                chunk = await self._bus.read(sub.cursor, limit=self._limits.chunk_events)
-                if sub.closed:
-                    return
+                recent = self._recent.get(sub.cursor)
+                if recent is not None:
+                    self._give(sub, recent)
+                    await checkpoint()
+                    continue
+                chunk = await self._read_once(sub.cursor)
+                if chunk is None or sub.closed:
+                    continue
                 if chunk.gap is not None:
                     first, last = chunk.gap
                     log = self._bus.log_id
@@ -183,7 +216,10 @@ class Fanout:
                         Gap(sub=sub.id, from_=first, to=last, why="retention", next=last + 1, log=log)
                     )
                     sub.cursor = sub.prev = max(sub.cursor, last)
-                for piece in slices(chunk.events, self._limits.chunk_bytes):
+                pieces = slices(chunk.events, self._limits.chunk_bytes)
+                for piece in pieces:
+                    self._keep(piece)
+                for piece in pieces:
                     if sub.closed or not sub.line.takes_events:
                         return
                     self._give(sub, piece)

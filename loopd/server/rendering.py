@@ -14,6 +14,12 @@ from loopd.core.writes import StoredEvent
 from loopd.server.redaction import may_pass, redacted_body
 from loopd_protocol.codec import pack
 
+_FRAME_BYTES = 160
+"""About what stands around a payload."""
+
+_SHARED_MAX = 4
+"""Renderings of one slice that are kept: more different ones are rarely shared by many."""
+
 _string = msgspec.json.Encoder().encode
 Encoding = Literal["json", "msgpack"]
 
@@ -63,14 +69,17 @@ class Slice:
     Attributes:
         events: at least one.
         first, last: their sequence numbers.
+        size_bytes: about what they have as frames.
     """
 
-    __slots__ = ("_ready", "_tails", "events", "first", "last")
+    __slots__ = ("_asked", "_ready", "_tails", "events", "first", "last", "size_bytes")
 
     def __init__(self, events: Sequence[StoredEvent]) -> None:
         self.events = events
         self.first = events[0].seq
         self.last = events[-1].seq
+        self.size_bytes = sum(len(event.body) + _FRAME_BYTES for event in events)
+        self._asked: set[int] = set()
         self._tails: dict[tuple[int, bool], bytes] = {}
         self._ready: dict[tuple[str, EventFilter, Encoding, int, int], tuple[bytes, int]] = {}
 
@@ -81,7 +90,12 @@ class Slice:
         key = (sub, wanted, enc, after if after >= self.first else 0, prev)
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._render(sub, wanted, enc, after, prev)
+            ready = self._render(sub, wanted, enc, after, prev)
+            # Kept from the second time on: what only one subscriber wants is not worth the memory.
+            name = hash(key)
+            if name in self._asked and len(self._ready) < _SHARED_MAX:
+                self._ready[key] = ready
+            self._asked.add(name)
         return ready
 
     def _render(
@@ -120,7 +134,7 @@ def slices(events: Sequence[StoredEvent], size_bytes: int) -> list[Slice]:
     found: list[Slice] = []
     begin = size = 0
     for at, event in enumerate(events):
-        size += len(event.body) + 160  # the frame around a payload
+        size += len(event.body) + _FRAME_BYTES
         if size >= size_bytes:
             found.append(Slice(events[begin : at + 1]))
             begin, size = at + 1, 0

@@ -600,8 +600,37 @@ def test_rendering_is_a_filter_and_a_chain_however_it_is_cut(log, sids, kinds, a
 def test_subscribers_who_share_a_place_share_the_bytes():
     piece = Slice([stored(n, HOLD) for n in range(1, 50)])
     wanted, same = (make_filter(None, ("gate.*",), metadata=False) for _ in range(2))
-    first, _ = piece.render("s", wanted, "json", after=0, prev=0)
-    second, _ = piece.render("s", same, "json", after=0, prev=0)
-    assert first is second
-    third, _ = piece.render("s", same, "json", after=0, prev=7)
-    assert third is not first
+    renderings = [piece.render("s", each, "json", after=0, prev=0) for each in (wanted, same, wanted, same)]
+    # From the second time on they are kept: one that nobody shares costs no memory.
+    assert renderings[1] is renderings[2] is renderings[3]
+    assert renderings[0] == renderings[1]
+    assert piece.render("s", same, "json", after=0, prev=7) != renderings[1]
+
+
+async def test_those_who_fall_behind_together_share_the_bytes_too():
+    stage, everything = Stage(ring_events=8), make_filter(None, (), metadata=False)
+    fanout = Fanout(stage.bus, SocketLimits(chunk_bytes=4_000, chunk_events=64))
+    papers = [Paper() for _ in range(20)]
+    pages = 0
+    page = stage.log.page
+
+    async def counted(**more: Any) -> list[StoredEvent]:
+        nonlocal pages
+        pages += 1
+        return await page(**more)
+
+    stage.log.page = counted
+    for n in range(640):
+        stage.say("ses_a", str(n))
+    async with anyio.create_task_group() as group:
+        group.start_soon(fanout.run, group)
+        await anyio.lowlevel.checkpoint()
+        for paper in papers:
+            fanout.add(Subscription(paper, "s", everything, 0), deltas=False)
+        with anyio.fail_after(5):
+            while any(len(paper.frames) < 640 for paper in papers):
+                await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    for paper in papers:
+        check_chain(paper.frames, start=0)
+    assert pages < 3 * 640 / 64 + len(papers)  # read about once, not once for each
