@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import anyio
@@ -23,6 +24,7 @@ from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency
+from loopd.engine import intake
 from loopd.engine.history import History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.manifest import Manifests, sha256
@@ -218,6 +220,10 @@ class SessionLoop:
         except Refused as refusal:
             self._office.lost(self, refusal)
             raise
+        failed = future.exception() if future.done() and not future.cancelled() else None
+        if failed is not None:  # refused at once: the next input must not build on what never was
+            self._office.lost(self, failed)
+            raise failed
         self.session = after
         self.writing += 1
         for effect in advanced.effects:
@@ -291,20 +297,27 @@ class SessionLoop:
             turn.after = previous.finished
         self._office.spawn(self, turn)
 
-    async def run_turn(self, turn: LiveTurn) -> None:
-        """Take one turn with the driver; returns when nothing of it runs any more. Never raises."""
+    async def run_turn(self, turn: LiveTurn, place: AbstractAsyncContextManager[object]) -> None:
+        """Take one turn with the driver, when `place` lets it in; returns when nothing of it runs any more.
+
+        Never raises. A turn that is cut while it waits for its place never reaches the driver.
+        """
         try:
             with turn.scope:
                 if turn.after is not None:
                     await turn.after.wait()
-                end = await self._take(turn)
-                if not turn.cut:
-                    await self.apply(TurnEnded(n=turn.n, end=end)).committed()
+                async with place:
+                    end = await self._take(turn)
+                    if not turn.cut:
+                        await self.apply(TurnEnded(n=turn.n, end=intake.end(end))).committed()
         except Refused as refusal:
             logger.error(
                 "turn not recorded", extra={"sid": self.session.sid, "turn": turn.n, "code": refusal.code}
             )
         finally:
+            if turn.after is not None:
+                with anyio.CancelScope(shield=True):  # the next turn waits for this one only
+                    await turn.after.wait()
             turn.finished.set()
             if self.turn is turn:
                 self.turn = None
@@ -320,6 +333,8 @@ class SessionLoop:
                     )
                 return await self._driver.take_turn(turn.request, turn)
             except Refused as refusal:
+                if turn.told_to_stop:
+                    return TurnEnd(outcome="completed")  # the core knows why it was to stop
                 if refusal.code in {"storage_full", "storage_readonly", "conflict", "overloaded"}:
                     raise
                 return TurnEnd(outcome="failed", cause=refusal.code, error=refusal.message)
