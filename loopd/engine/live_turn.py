@@ -9,6 +9,7 @@ import msgspec
 
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
 from loopd.core.inputs import AgentAsked, EffectEnded, EffectIntended, RetryReported, StepReported
+from loopd.engine import intake
 from loopd.engine.history import inline
 from loopd.engine.manifest import sha256
 from loopd_protocol.errors import Refused
@@ -29,6 +30,7 @@ class LiveTurn:
         finished: set when the driver has really stopped and nothing of the turn runs any more.
         partial: text streamed so far in the running step.
         phase: `model` or `tool`.
+        told_to_stop: a directive said so; nothing more of this turn is taken.
     """
 
     def __init__(self, loop: SessionLoop, request: TurnRequest) -> None:
@@ -39,6 +41,7 @@ class LiveTurn:
         self.finished = anyio.Event()
         self.phase = "model"
         self.cut = False
+        self.told_to_stop = False
         self.after: anyio.Event | None = None
         self._chunks: list[str] = []
         self._chars = 0
@@ -54,6 +57,7 @@ class LiveTurn:
         """See the port."""
         if self.cut or not text:
             return
+        text = intake.readable(text)
         if self._chars < PARTIAL_CHARS:
             self._chunks.append(text[: PARTIAL_CHARS - self._chars])
             self._chars += len(text)
@@ -62,15 +66,17 @@ class LiveTurn:
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """See the port."""
         self._forget_partial()
-        given = RetryReported(n=self.n, attempt=attempt, cause=cause[:200], delay_ms=delay_ms)
+        given = RetryReported(n=self.n, attempt=attempt, cause=intake.label(cause), delay_ms=max(0, delay_ms))
         await self._loop.apply(given).committed()
 
     async def intent(self, call: ToolCall) -> None:
         """See the port."""
+        self._refuse_after_stop()
+        key, call = intake.effect_key(call), intake.tool_call(call)
         given = EffectIntended(
             n=self.n,
-            call=call.id[:100],
-            tool=call.name[:200],
+            call=key,
+            tool=call.name,
             args_sha256=sha256(msgspec.json.encode(call.args, order="sorted")),
             tool_class=call.tool_class,
         )
@@ -82,27 +88,35 @@ class LiveTurn:
     async def outcome(self, call: ToolCall, outcome: str) -> None:
         """See the port."""
         self.phase = "model"
-        await self._loop.apply(EffectEnded(n=self.n, call=call.id[:100], outcome=outcome)).committed()
+        await self._loop.apply(
+            EffectEnded(n=self.n, call=intake.effect_key(call), outcome=outcome)
+        ).committed()
 
     async def ask(self, request: AgentRequest) -> AgentReply:
         """See the port."""
-        done = await self._loop.apply(AgentAsked(n=self.n, request=request)).committed()
+        done = await self._loop.apply(AgentAsked(n=self.n, request=intake.agent_request(request))).committed()
         assert done.reply is not None
         return done.reply
 
     async def step(self, done: StepDone) -> Directive:
         """See the port."""
-        done, text_blob, blobs = inline(done)
+        self._refuse_after_stop()
+        done, text_blob, blobs = inline(intake.step(done))
         pending = self._loop.apply(
             StepReported(n=self.n, done=done, text_blob=text_blob), blobs=blobs, keeps_messages=True
         )
         self._forget_partial()
         advanced = await pending.committed()
+        self.told_to_stop = advanced.stop
         return Directive(
             stop=advanced.stop,
             messages=pending.messages,
             tools_withheld=self._loop.session.withhold_tools,
         )
+
+    def _refuse_after_stop(self) -> None:
+        if self.told_to_stop and not self.cut:
+            raise Refused("gate_closed", f"turn {self.n} was told to stop; it may not go on")
 
     def _forget_partial(self) -> None:
         self._chunks.clear()

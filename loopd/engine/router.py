@@ -17,21 +17,17 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from loopd.core.evolution import evolve
 from loopd.core.inputs import (
-    Advanced,
     CutRequested,
-    GoalChangeRequested,
-    House,
     Reconsidered,
     Recovered,
     Ticked,
 )
 from loopd.core.passive import passive_row
-from loopd.core.session import advance
-from loopd.core.settings import settings_for, settings_of
+from loopd.core.settings import settings_of
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
+from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
@@ -73,6 +69,7 @@ class Router:
         clock: Clock,
         make_driver: DriverFactory,
         on_delta: DeltaSink,
+        end_leftovers: Callable[[Collection[str]], int] = lambda _: 0,
         concurrent_turns: int = 64,
         max_sessions: int = 100_000,
         crash_loop_boots: int = 3,
@@ -82,6 +79,7 @@ class Router:
         self.store = store
         self.clock = clock
         self.make_driver = make_driver
+        self._end_leftovers = end_leftovers
         self.told: DeltaSink = on_delta
         self.timers = Timers(clock)
         self.rows: dict[str, PassiveRow] = {}
@@ -94,7 +92,7 @@ class Router:
         self._max_sessions = max_sessions
         self._names: dict[str, str] = {}
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
-        self._loading: dict[str, asyncio.Future[SessionLoop]] = {}
+        self._loading: dict[str, asyncio.Future[None]] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._next_num = 1
@@ -123,6 +121,8 @@ class Router:
             elif row.deadline_ms is not None:
                 late = row.deadline_ms <= now
                 self.timers.arm(row.sid, now + random.randrange(BOOT_SPREAD_MS) if late else row.deadline_ms)
+        if running and (ended := self._end_leftovers(running)):
+            logger.warning("processes of the last boot ended", extra={"processes": ended})
         for sid in running:
             await self._load(sid)
             self.recovered += 1
@@ -143,8 +143,8 @@ class Router:
                 try:
                     loop = await self.loop_of(sid)
                     pending = loop.apply(Ticked())
-                except Refused as refusal:
-                    logger.error("deadline not carried out", extra={"sid": sid, "code": refusal.code})
+                except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all clocks
+                    logger.error("deadline not carried out", extra={"sid": sid, "code": _code(error)})
                     self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
                     continue
                 if pending.advanced.events:
@@ -175,7 +175,7 @@ class Router:
         if ref in self.rows:
             return ref
         sid = self._names.get(ref)
-        if sid is None:
+        if sid is None or (sid not in self.rows and sid not in self._loaded):
             raise Refused("not_found", f"no session {ref!r}; `loopctl ps` lists them", path="$.sid")
         return sid
 
@@ -207,22 +207,19 @@ class Router:
         return known | await self.store.load_sessions([sid for sid in sids if sid not in known])
 
     async def _load(self, sid: str) -> SessionLoop:
-        waiting = self._loading.get(sid)
-        if waiting is not None:
-            return await asyncio.shield(waiting)
-        future: asyncio.Future[SessionLoop] = asyncio.get_running_loop().create_future()
+        while (waiting := self._loading.get(sid)) is not None:
+            await asyncio.wait([waiting])
+            if sid in self._loaded:
+                return self._loaded[sid]
+            # whoever loaded it failed or went away; the next one tries for itself
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
         try:
             loop = await read_session(self, sid)
-        except BaseException as error:
-            future.set_exception(error)
-            future.exception()  # retrieved: there may be nobody else waiting
-            raise
-        else:
             self._loaded[sid] = loop
-            future.set_result(loop)
         finally:
             del self._loading[sid]
+            future.set_result(None)
         self._unload_idle()
         if loop.session.turn is not None:
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
@@ -233,7 +230,8 @@ class Router:
         surplus = len(self._loaded) - LOADED_IDLE_MAX
         if surplus <= 0:
             return
-        for sid in [sid for sid, loop in self._loaded.items() if loop.idle][:surplus]:
+        newest = next(reversed(self._loaded))  # somebody is about to use it
+        for sid in [sid for sid, loop in self._loaded.items() if loop.idle and sid != newest][:surplus]:
             loop = self._loaded.pop(sid)
             loop.forgotten = True
             assert self._tasks is not None
@@ -244,11 +242,7 @@ class Router:
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
         """See `session_loop.Office`."""
         assert self._tasks is not None
-        self._tasks.start_soon(self._in_its_place, loop, turn)
-
-    async def _in_its_place(self, loop: SessionLoop, turn: LiveTurn) -> None:
-        async with self._places:
-            await loop.run_turn(turn)
+        self._tasks.start_soon(loop.run_turn, turn, self._places)
 
     def changed(self, loop: SessionLoop) -> None:
         """See `session_loop.Office`."""
@@ -259,14 +253,16 @@ class Router:
         """See `session_loop.Office`."""
         if loop.forgotten:
             return
-        code = error.code if isinstance(error, Refused) else type(error).__name__
-        logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": code})
+        logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": _code(error)})
         loop.forgotten = True
         if self._loaded.get(loop.session.sid) is loop:
             del self._loaded[loop.session.sid]
         if loop.turn is not None:
             loop.turn.cut = True
             loop.turn.scope.cancel()
+        if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
+            self._names.pop(loop.session.name, None)
+            return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
 
@@ -319,48 +315,38 @@ class Router:
         chosen = preset or self._default_preset
         merged = {**self._default_overrides, **overrides}
         settings_of(chosen, merged)
-        num = self._next_num
+        num, self._next_num = self._next_num, self._next_num + 1
         sid = f"ses_{num:x}{random.getrandbits(32):08x}"
-        name = name or f"s{num}"
+        if name is None:
+            name = f"s{num}" if f"s{num}" not in self._names else f"s{num}-{random.getrandbits(32):08x}"
         if name in self._names or name in self.rows:
             raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
-        probe = self.make_driver(sid, driver, workspace)
-        await probe.aclose()
-        if name in self._names:
-            raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
-        num, self._next_num = self._next_num, self._next_num + 1
-        now = self.clock.now_ms()
-        created = ev.SessionCreated(
-            sid=sid,
-            num=num,
-            name=name,
-            driver=driver,
-            preset=chosen,
-            settings=merged,
-            labels=labels,
-            workspace=workspace,
-            by=principal,
-        )
-        session = evolve(None, created, ss=1, at_ms=now)
-        extra = Advanced(session=session)
-        if goal is not None:
-            house = House(settings=settings_for(chosen, merged), closed_by=self.closed_by)
-            asked = GoalChangeRequested(by=principal, status="active", text=goal)
-            extra = advance(session, asked, now, house)
-        loop = SessionLoop(
-            self, extra.session, History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
-        )
         self._names[name] = sid
-        self._loaded[sid] = loop
         try:
-            pending = loop.created(
-                created, extra.session, extra, now=now, principal=principal, idempotency=answer(sid, name)
+            probe = self.make_driver(sid, driver, workspace)
+            await probe.aclose()
+            now = self.clock.now_ms()
+            created = ev.SessionCreated(
+                sid=sid,
+                num=num,
+                name=name,
+                driver=driver,
+                preset=chosen,
+                settings=merged,
+                labels=labels,
+                workspace=workspace,
+                by=principal,
             )
-            await pending.committed()
+            first = founded(created, goal, now=now, closed_by=self.closed_by)
+            history = History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
+            loop = self._loaded[sid] = SessionLoop(self, first.session, history)
+            pending = loop.created(
+                created, first.session, first, now=now, principal=principal, idempotency=answer(sid, name)
+            )
         except BaseException:
-            if self._names.get(name) == sid and sid not in self.rows:
-                del self._names[name]
+            self._names.pop(name, None)
             raise
+        await pending.committed()
         self._unload_idle()
         return loop, pending
 
@@ -408,3 +394,7 @@ class Router:
                 loop = await self.loop_of(row.sid)
                 await loop.apply(Reconsidered()).committed()
                 self.changed(loop)
+
+
+def _code(error: BaseException) -> str:
+    return error.code if isinstance(error, Refused) else type(error).__name__
