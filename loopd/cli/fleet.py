@@ -58,7 +58,7 @@ def ps(run: Run) -> None:
     if args.ended:
         selector["ended"] = True
     sessions = all_sessions(run, sort=args.sort, selector=selector)
-    if args.quiet:
+    if args.quiet and console.format == "table":
         for session in sessions:
             console.line(safe(session.get("name") or session["sid"]))
     elif console.format == "json":

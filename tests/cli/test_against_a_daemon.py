@@ -70,7 +70,7 @@ def test_ps_lists_sessions_with_their_gates(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["status"], ["ps"], ["why", "SID"], ["gate", "get", "SID"], ["tail", "SID"], ["tail"], ["cron", "list"], ["cron", "list", "SID"],
+    [["status"], ["ps"], ["ps", "-q"], ["why", "SID"], ["gate", "get", "SID"], ["tail", "SID"], ["tail"], ["cron", "list"], ["cron", "list", "SID"],
      ["inbox", "SID"], ["verify"], ["verify", "SID"], ["cron", "history", "SID"], ["show", "SID"], ["wait", "SID", "--until", "idle"],
      ["watch", "-n", "1", "--after", "0"], ["suspend", "SID", "--dry-run"], ["cron", "next", "--expr", "* * * * *"]],
 )  # fmt: skip
