@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 import sys
@@ -65,6 +66,13 @@ def _more_groups(sock: SocketLike) -> tuple[int, ...]:
             return ()  # more than fit, or a kernel before 4.13: the primary group still counts
         raise
     return struct.unpack(f"{len(groups) // 4}I", groups)
+
+
+def hung_up(fd: int) -> bool:
+    """Whether the peer closed both directions, not only its own sending."""
+    poll = select.poll()
+    poll.register(fd, select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 class PeerPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from typing import cast
 import msgspec
 
 from loopd.core.access import Answer, Caller
+from loopd.server.auth import hung_up
 from loopd.server.fanout import Subscription
 from loopd.server.house import House, Job
 from loopd.server.opening import first_cursor, pong, refusal, snapshot_parts, welcome
@@ -139,7 +140,10 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Stay open for the answers of a peer that only stopped sending."""
         self._half_closed = True
-        self._close_if_idle()
+        if hung_up(self._transport.get_extra_info("socket").fileno()):
+            self._close()
+        else:
+            self._close_if_idle()
         return not self.closing
 
     # -- what others see ----------------------------------------------------------------------
@@ -156,6 +160,8 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write bytes of whole frames."""
+        if self.closing:
+            return
         # One write for all that is said in this turn of the loop, but never a heap of it.
         self._out.append(data)
         self._out_bytes += len(data)

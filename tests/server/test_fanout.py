@@ -450,6 +450,24 @@ async def test_nothing_follows_the_end_of_a_subscription():
         assert server.fanout.subscribers == 0
 
 
+async def test_a_subscriber_that_hung_up_is_forgotten_and_one_that_only_stopped_sending_is_not():
+    async with serving() as (server, stage, path), dialled(path) as quiet:
+        async with dialled(path) as gone:
+            await gone.hello()
+            await gone.send(sub())
+            await gone.until("subd")
+        await quiet.hello()
+        await quiet.send(sub())
+        await quiet.until("subd")
+        await quiet.stream.send_eof()
+        with anyio.fail_after(2):
+            while server.connections > 1:
+                await anyio.lowlevel.checkpoint()
+        assert server.fanout.subscribers == 1
+        stage.say("ses_a", "still there")
+        assert (await quiet.read())["b"]["text"] == "still there"
+
+
 async def test_the_33rd_subscription_is_overloaded_and_a_name_is_taken_once():
     async with serving() as (_, _, path), dialled(path) as wire:
         await wire.hello()
