@@ -63,6 +63,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request_sha256: of the exact bytes that were sent to the model, or None.
         state_fingerprint: digest of everything the agent can change outside, None for unknown.
+        compacted: the context was compacted before this step.
     """
 
     text: str = ""
@@ -72,6 +73,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
     tools_withheld: bool = False
     state_fingerprint: str | None = None
     request_sha256: str | None = None
+    compacted: bool = False
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):

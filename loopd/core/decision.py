@@ -289,6 +289,7 @@ class Decision:
                 state_fingerprint=done.state_fingerprint,
                 request_sha256=done.request_sha256,
                 phase=self.session.phase or None,
+                compacted=done.compacted,
             )
         )
         ladder.act_on(self, found)
@@ -317,6 +318,7 @@ class Decision:
                 steps=turn.steps,
                 duration_ms=max(0, self.now - turn.started_ms),
                 error=end.error[:4_000],
+                near_misses=turn.near,
             )
         )
         stopping = turn.stopping

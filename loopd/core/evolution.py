@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from loopd.core import rules
+from loopd.core import progress, rules
 from loopd.core.inputs import tokens_of
 from loopd.core.records import TurnRecord, step_record
 from loopd.core.settings import Settings, settings_for
@@ -70,7 +70,7 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
         case ev.GoalChanged():
             session = _goal_changed(session, event, at_ms)
         case ev.AgentReported():
-            session = replace(session, phase=event.phase or session.phase)
+            session = _reported(session, event, at_ms)
         case ev.WakeSet():
             wake = Wake(id=event.id, due_ms=event.due_ms, note=event.note, expr=event.expr)
             rest = tuple(w for w in session.wakes if w.id != event.id)
@@ -186,7 +186,7 @@ def _turn_started(session: Session, event: ev.TurnStarted, at_ms: int) -> Sessio
         "idled": False,
     }
     if by_human:
-        state = rules.restart_scope(state)
+        state = rules.human_spoke(state, at_ms, session.steps)
         changes |= {"progress_ms": at_ms, "spent": replace(session.spent, barren=0)}
         changes |= {"toolless_continuations": 0, "idle_ms": 0}
     if event.passing:
@@ -200,12 +200,13 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
     text = event.text
     if event.text_blob is not None:
         text = f"{event.text}\0{event.text_blob}"  # equal iff the whole texts are equal
-    record = replace(step_record(event, trigger=turn.trigger, at_ms=at_ms), text=text)
-    found = rules.observe_step(session.rules, _settings(session).rules, record)
+    settings, state = _settings(session), session.rules
+    masked = rules.wants_mask(state, settings.rules, turn.trigger)
+    record = replace(step_record(event, trigger=turn.trigger, at_ms=at_ms, masked=masked), text=text)
+    attended = rules.is_attended(state, settings.ladder, turn.trigger, at_ms)
+    found = rules.observe_step(state, settings.rules, record, ladder=settings.ladder, attended=attended)
+    progressed = found.progress is not None and found.progress.made
     tokens = tokens_of(event.usage)
-    moved = bool(event.state_fingerprint) and event.state_fingerprint != session.fingerprint
-    wrote = any(call.ok and call.tool_class == "edit" for call in event.calls)
-    progressed = (moved and bool(session.fingerprint)) or wrote
     spent = session.spent
     usage = event.usage
     if usage is not None:
@@ -228,8 +229,13 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
             tokens=turn.tokens + tokens,
             text=text,
             progressed=turn.progressed or progressed,
+            near=_counted(turn.near, found.near),
         ),
     ), found
+
+
+def _counted(counts: dict[str, int], names: tuple[str, ...]) -> dict[str, int]:
+    return counts if not names else counts | {name: counts.get(name, 0) + 1 for name in names}
 
 
 def _completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[Session, rules.Verdicts]:
@@ -244,11 +250,17 @@ def _completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[S
         calls=turn.calls,
         steps=turn.steps,
         tokens=turn.tokens,
+        progressed=turn.progressed,
+        started_ms=turn.started_ms,
     )
-    found = rules.observe_turn(session.rules, _settings(session).rules, record)
+    settings = _settings(session)
+    attended = rules.is_attended(session.rules, settings.ladder, turn.trigger, at_ms)
+    found = rules.observe_turn(
+        session.rules, settings.rules, record, ladder=settings.ladder, attended=attended
+    )
     repeat, barren = rules.streaks(found.state)
     toolless = session.toolless_continuations
-    if turn.calls:
+    if turn.calls or turn.progressed:
         toolless = 0
     elif turn.trigger is Trigger.CONTINUATION and event.outcome in JUDGED_OUTCOMES:
         toolless += 1
@@ -272,9 +284,30 @@ def _interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Ses
     return replace(session, turn=None, last_turn_ms=at_ms, crash_boots=boots)
 
 
+def _reported(session: Session, event: ev.AgentReported, at_ms: int) -> Session:
+    session = replace(session, phase=event.phase or session.phase)
+    if event.metric is None or event.value_micro is None:
+        return session
+    known, better = progress.reported(
+        session.rules.progress, event.metric, event.value_micro, at_ms, session.steps
+    )
+    session = replace(session, rules=replace(session.rules, progress=known))
+    if not better:
+        return session
+    turn = session.turn
+    return replace(
+        session,
+        progress_ms=at_ms,
+        spent=replace(session.spent, barren=0),
+        turn=None if turn is None else replace(turn, progressed=True),
+    )
+
+
 def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Session:
     # An agent that flips its own goal's status must not wipe the evidence against it.
-    state = rules.restart_scope(session.rules) if event.origin == "user" else session.rules
+    state = session.rules
+    if event.origin == "user":
+        state = rules.human_spoke(state, at_ms, session.steps)
     if event.status == "cleared":
         return replace(session, goal=None, rules=state)
     old = session.goal

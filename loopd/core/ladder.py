@@ -1,5 +1,8 @@
 """From finding to action: what a session does about what the rules found. Pure.
 
+Published detectors give their verdict themselves; the findings of all other rules have been up the
+ladder (`loopd.core.rules.rungs`) by then.
+
 warn ─▶ an event        nudge, text_only ─▶ a note that rides on the next step or turn
 close ─▶ a Degeneration hold with a deadline and a note        terminate ─▶ `aborted_stuck`
 """
@@ -40,7 +43,9 @@ def act_on(decision: Decides, found: rules.Verdicts) -> list[str]:
     for failure in found.failures:
         decision.emit(ev.DetectorFailed(rule=failure.rule, cause="raised", error=failure.error[:4_000]))
     for finding in found.findings:
-        relapse = decision.session.relapses.get(finding.loop_id, 0)
+        relapse = finding.relapse
+        if not finding.laddered:
+            relapse = decision.session.relapses.get(finding.loop_id, 0)
         detection = decision.session.ss + 1
         decision.emit(
             ev.DegenerationDetected(

@@ -52,6 +52,7 @@ class ProgressState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         blind: steps in a row without a fingerprint although one was known before.
         best: best value of each reported metric, in millionths.
         oscillations: how often the outside went back to an old state.
+        pending: progress between two steps, which the next step brings to the rules.
     """
 
     last: int = 0
@@ -65,6 +66,7 @@ class ProgressState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     checks: tuple[Check, ...] = ()
     best: dict[str, int] = {}
     oscillations: int = 0
+    pending: tuple[str, ...] = ()
 
 
 FRESH = ProgressState()
@@ -101,8 +103,8 @@ def observe(
         record: the step.
         results: for each call the packed digest of its result, masked if it was; None for unknown.
     """
-    reasons: list[str] = []
-    changes: dict[str, object] = {}
+    reasons: list[str] = list(state.pending)
+    changes: dict[str, object] = {"pending": ()} if reasons else {}
     known = record.state_fingerprint
     fingerprint, oscillated = state.fingerprint, False
     if known:
@@ -197,10 +199,14 @@ def reported(
         del best[next(iter(best))]
     changes: dict[str, object] = {"best": best}
     if old is not None:
-        changes |= {"last": n, "last_ms": at_ms}
+        changes |= {"last": n, "last_ms": at_ms, "pending": _pending(state, "metric")}
     return msgspec.structs.replace(state, **changes), old is not None
 
 
 def closed(state: ProgressState, at_ms: int, n: int) -> ProgressState:
     """A tracked item was closed, as the daemon observed it."""
-    return msgspec.structs.replace(state, last=n, last_ms=at_ms)
+    return msgspec.structs.replace(state, last=n, last_ms=at_ms, pending=_pending(state, "item"))
+
+
+def _pending(state: ProgressState, reason: str) -> tuple[str, ...]:
+    return state.pending if reason in state.pending else (*state.pending, reason)

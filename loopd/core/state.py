@@ -70,6 +70,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     passing: bool = False
     stopping: str | None = None
     progressed: bool = False
+    near: dict[str, int] = {}
 
 
 class CronJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

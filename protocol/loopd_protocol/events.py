@@ -255,6 +255,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
         tools_withheld: no tools were offered in this step.
         state_fingerprint: digest of what the agent can change outside, or None for unknown.
         request_sha256: digest of the exact request bytes, or None where a driver has no such bytes.
+        compacted: the driver compacted the context before this step.
     """
 
     n: Count
@@ -269,6 +270,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
     state_fingerprint: Digest | None = None
     request_sha256: Digest | None = None
     phase: Label | None = None
+    compacted: bool = False
 
 
 class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
@@ -277,6 +279,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     Attributes:
         outcome: `completed | empty | idle | model_error | stopped_by_rule | step_limit | deadline |
             failed`.
+        near_misses: by rule, how often it came within three quarters of its soft threshold.
     """
 
     n: Count
@@ -284,6 +287,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     steps: Count = 0
     duration_ms: DurationMs = 0
     error: Reason = ""
+    near_misses: dict[Label, Count] = {}
 
 
 class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):

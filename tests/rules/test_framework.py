@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core.records import StepRecord, TurnRecord
-from loopd.core.rules import lanes
 from loopd.core.rules import (
     RULES,
     Failure,
@@ -19,6 +18,7 @@ from loopd.core.rules import (
     RulesState,
     begin_turn,
     framework,
+    lanes,
     observe_step,
     observe_turn,
     rearm,
