@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import msgspec
 
 from loopd.core.access import Answer, Caller, authorize
@@ -169,7 +170,8 @@ class Dispatcher:
         pending = loop.apply(given, principal=caller.principal, answer=describe)
         if not result:
             describe(pending.advanced)
-        await pending.committed()
+        with anyio.CancelScope(shield=True):  # its key is in flight until the journal has it
+            await pending.committed()
         seq = self._router.store.head if pending.appended is None else pending.appended.last
         if before.turn is not None and loop.session.turn is None:
             result["stopped"] = await loop.stopped()

@@ -227,10 +227,8 @@ class Router:
         return loop
 
     def _unload_idle(self) -> None:
-        surplus = len(self._loaded) - LOADED_IDLE_MAX
-        if surplus <= 0:
-            return
-        newest = next(reversed(self._loaded))  # somebody is about to use it
+        surplus = max(0, len(self._loaded) - LOADED_IDLE_MAX)
+        newest = next(reversed(self._loaded), None)  # somebody is about to use it
         for sid in [sid for sid, loop in self._loaded.items() if loop.idle and sid != newest][:surplus]:
             loop = self._loaded.pop(sid)
             loop.forgotten = True
@@ -267,9 +265,8 @@ class Router:
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
 
     def _rearm(self, sid: str) -> None:
-        row = self.rows.get(sid)
-        if row is not None:
-            self.timers.arm(sid, row.deadline_ms)
+        if sid in self.rows:
+            self.timers.arm(sid, self.rows[sid].deadline_ms)
 
     def _remember(self, row: PassiveRow) -> None:
         before = self.rows.get(row.sid)
@@ -340,13 +337,13 @@ class Router:
             first = founded(created, goal, now=now, closed_by=self.closed_by)
             history = History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
             loop = self._loaded[sid] = SessionLoop(self, first.session, history)
-            pending = loop.created(
-                created, first.session, first, now=now, principal=principal, idempotency=answer(sid, name)
-            )
+            key = answer(sid, name)
+            pending = loop.created(created, first, now=now, principal=principal, idempotency=key)
         except BaseException:
             self._names.pop(name, None)
             raise
-        await pending.committed()
+        with anyio.CancelScope(shield=True):
+            await pending.committed()
         self._unload_idle()
         return loop, pending
 
@@ -363,7 +360,10 @@ class Router:
             principal=principal,
             idempotency=idempotency,
         )
-        return await asyncio.shield(self.store.submit(batch))
+        future = self.store.submit(batch)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([future])
+        return future.result()
 
     def running(self) -> list[SessionLoop]:
         """Sessions with a turn in progress."""

@@ -164,7 +164,6 @@ class SessionLoop:
     def created(
         self,
         event: ev.SessionCreated,
-        session: Session,
         extra: Advanced,
         *,
         now: int,
@@ -173,7 +172,6 @@ class SessionLoop:
     ) -> Pending:
         """Write the creation of this session together with what follows from it at once."""
         advanced = msgspec.structs.replace(extra, events=(event, *extra.events))
-        self.session = session
         return self._write(None, advanced, now, principal, {}, idempotency, keeps_messages=False)
 
     def _write(  # noqa: PLR0917
