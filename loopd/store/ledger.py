@@ -49,6 +49,9 @@ IDEMPOTENCY_KEPT_MS = 7 * 86_400_000
 _TIPS_KEPT = 16_384
 """Sessions whose last `ss` and hash are remembered; the others are looked up in the journal."""
 
+_BLOBS_KEPT = 8_192
+"""Digests that are known to be stored: system prompts and tool schemas come again with each turn."""
+
 _PAYS = 0.9
 """A blob is stored compressed when that takes at most this share of its bytes."""
 
@@ -137,6 +140,7 @@ class Ledger:
         self.frozen: bytes | None = None
         self.broken: Refused | None = None
         self._known: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._stored: OrderedDict[str, None] = OrderedDict()
 
     def commit(self, items: Sequence[Item]) -> None:
         """Commit all items in one transaction; those that cannot be stored get a `failure`.
@@ -220,6 +224,11 @@ class Ledger:
             self._known.move_to_end(num)
         while len(self._known) > _TIPS_KEPT:
             self._known.popitem(last=False)
+        for item in items:
+            if item.failure is None:
+                self._stored.update(dict.fromkeys(item.append.blobs))
+        while len(self._stored) > _BLOBS_KEPT:
+            self._stored.popitem(last=False)
         self.last_at_ms = max(self.last_at_ms, *(item.append.at_ms for item in items))
 
     # -- one item -------------------------------------------------------------------------------
@@ -305,8 +314,9 @@ class Ledger:
             if key is not None:
                 last = item.first + len(item.bodies) - 1
                 keys.append((key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms))
-        if blobs:
-            insert(self._connection, BLOB, [packed(sha, content) for sha, content in blobs.items()])
+        fresh = [sha for sha in blobs if sha not in self._stored]
+        if fresh:
+            insert(self._connection, BLOB, [packed(sha, blobs[sha]) for sha in fresh])
         plan.write(self._connection)
         insert(self._connection, JOURNAL, rows)
         if keys:

@@ -18,6 +18,10 @@ PAGE_BYTES = 4_096
 large. Groups of 4 KB rows cost about a tenth more processor time than with 16 KiB; 8 KiB is the worst of all
 for them, because only one fits into a page."""
 CACHE_KIB = 8_192
+BUSY_TIMEOUT_MS = 2_000
+WAL_KEPT_BYTES = 16 << 20
+"""What the write-ahead log keeps of its size once it has been folded back: writing over blocks that exist is
+cheaper than growing the file again."""
 READER_CACHE_KIB = 2_048
 STATEMENTS_KEPT = 256
 TAIL_ROWS = 256
@@ -28,7 +32,8 @@ _PRAGMAS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA wal_autocheckpoint = 0",
     "PRAGMA foreign_keys = ON",
-    "PRAGMA busy_timeout = 2000",
+    f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
+    f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
     "PRAGMA fullfsync = ON",  # macOS: fsync alone does not reach the disk
     "PRAGMA checkpoint_fullfsync = ON",
     "PRAGMA mmap_size = 0",
@@ -79,7 +84,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA query_only = ON")
-    connection.execute("PRAGMA busy_timeout = 2000")
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
     return connection
 

@@ -112,8 +112,8 @@ def _kinds_sql(kinds: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _windows(low: int, high: int, *, newest: bool, filtered: bool, limit: int) -> Iterator[tuple[int, int]]:
-    """Pieces of the closed range [low, high], in the order of search."""
-    step = max(WINDOW_ROWS, limit) if filtered else limit
+    """Pieces of the closed range [low, high], in the order of search; one, where each row is a hit."""
+    step = max(WINDOW_ROWS, limit) if filtered else max(1, high - low + 1)
     while low <= high:
         if newest:
             yield max(low, high - step + 1), high
@@ -140,8 +140,12 @@ def page(
     """
     num: int | None = None
     if sid is None:
-        last = connection.execute("SELECT max(seq) FROM journal").fetchone()[0] or 0
-        low = (after or 0) + 1
+        oldest, last = connection.execute(
+            "SELECT (SELECT min(seq) FROM journal), (SELECT max(seq) FROM journal)"
+        ).fetchone()
+        if last is None:
+            return []
+        low = max((after or 0) + 1, oldest)
         high = last if before is None else min(last, before - 1)
         column, where, fixed = "j.seq", "", []
     else:

@@ -103,7 +103,11 @@ class SqliteStore(Reading):
         )
         store = cls(where, identity=identity, writer=writer)
         store._connection = connection
-        await store._open_readers()
+        try:
+            await store._open_readers()
+        except BaseException:
+            await store.aclose()
+            raise
         return store
 
     @classmethod

@@ -29,7 +29,7 @@ from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store.faults import refusal
 from loopd.store.hop import hop
 from loopd.store.ledger import Item, Ledger
-from loopd.store.opening import PAGE_BYTES
+from loopd.store.opening import BUSY_TIMEOUT_MS, PAGE_BYTES
 from loopd_protocol.errors import Refused
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ PROBE_BYTES = 1 << 20
 _STORAGE_CODES = frozenset({"storage_full", "storage_readonly", "corrupt"})
 
 WAL_STUCK_BYTES = 64 << 20
-"""Readers kept passive checkpoints from finishing for this long: wait for them (`busy_timeout`)."""
+WAL_STUCK_WAIT_MS = 200
+"""Readers kept passive checkpoints from finishing until the log was this large: wait for them, this long."""
 
 
 class Commits(msgspec.Struct):
@@ -136,6 +137,20 @@ class Writer:
     # -- the task -------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._work()
+        except Exception as error:
+            # A defect of the writer itself: nobody may wait for ever for an answer that cannot come.
+            log.exception("the journal's writer ended")
+            self.ledger.broken = self.refused = Refused("storage_readonly", f"the writer ended: {error!r}")
+            while self._queue:
+                self._fail(self._queue.popleft())
+
+    def _fail(self, item: Item) -> None:
+        if not item.future.done():
+            item.future.set_exception(Refused("storage_readonly", "the journal's writer ended"))
+
+    async def _work(self) -> None:
         while True:
             await self._awake()
             if self.refused is not None and self.ledger.broken is None and not self._queue:
@@ -206,7 +221,9 @@ class Writer:
         except OSError:
             self.commits.wal_bytes = 0
         if frames > folded and self.commits.wal_bytes > WAL_STUCK_BYTES and mode == "PASSIVE":
+            raw.execute(f"PRAGMA busy_timeout = {WAL_STUCK_WAIT_MS}")
             self._checkpoint(raw, "RESTART")
+            raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     # -- back on the loop -------------------------------------------------------------------------
 

@@ -321,3 +321,32 @@ async def test_after_a_failed_fsync_nothing_is_written_until_reopened() -> None:
         assert await refused(store.submit(noted(2))) == "storage_readonly"
         assert store.head == 1
         assert len(await store.page(sid=None, after=None, before=None, limit=9)) == 1
+
+
+async def test_a_defect_of_the_writer_answers_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await opened(tmp_path) as store:
+        await store.submit(noted(1))
+        monkeypatch.setattr(writer.Writer, "_drain", lambda *_: 1 / 0)
+        with anyio.fail_after(5):
+            assert await refused(store.submit(noted(2))) == "storage_readonly"
+            assert await refused(store.submit(noted(3))) == "storage_readonly"
+        assert store.refused is not None
+    assert "the journal's writer ended" in caplog.text
+    monkeypatch.undo()
+    async with await opened(tmp_path) as store:
+        assert store.head == 1
+
+
+async def test_a_page_over_a_retained_range_is_one_look(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        await asyncio.gather(*(store.submit(noted(n)) for n in range(300)))
+    connection = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    connection.execute("DELETE FROM journal WHERE seq < 290")
+    connection.close()
+    async with await opened(tmp_path, readonly=True) as store:
+        assert [e.seq for e in await store.page(sid=None, after=0, before=None, limit=2)] == [290, 291]
+        found = await store.page(sid=None, after=0, before=None, limit=2, kinds=["daemon.*"])
+        assert [e.seq for e in found] == [290, 291]
+        assert await store.page(sid=None, after=0, before=290, limit=2) == []
