@@ -59,10 +59,10 @@ demo-real: $(VENV)/.run ## the same with a real small model, which really degene
 	@$(BIN)/python -m loopd.testing.demo_real
 
 test: $(VENV)/.dev ## the tests, in under 5 minutes
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(PYTEST)
+	@$(BIN)/pytest -n $(WORKERS) $(PYTEST)
 
 test-long: $(VENV)/.dev ## the heavy cases with their full counts
-	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m long --timeout 3600 -n $(WORKERS) --dist loadgroup $(PYTEST)
+	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m long --timeout 3600 -n $(WORKERS) $(PYTEST)
 
 bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
 	@$(BIN)/python -m tests.bench $(BENCH)

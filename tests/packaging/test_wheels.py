@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
 MIGRATIONS = {f"{path.parent.name}/{path.name}" for path in (TOP / "migrations").rglob("*.sql")}
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.xdist_group("wheels")]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def run(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -26,27 +28,44 @@ def run(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first worker of this test run makes and the others wait for."""
+    top = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder = top / name
+    with (top / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Both wheels, each built by way of its source distribution, as a release would be."""
-    out = tmp_path_factory.mktemp("dist")
-    for project in (TOP / "protocol", TOP):
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project, cwd=out)
+
+    def build(out: Path) -> None:
+        for project in (TOP / "protocol", TOP):
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project, cwd=out.parent)
+
+    out = once(tmp_path_factory, "dist", build)
     return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
 
 
 @pytest.fixture(scope="session")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` folder of an environment that was empty before both wheels came in."""
-    top = tmp_path_factory.mktemp("empty")
-    run(sys.executable, "-m", "venv", top / "venv", cwd=top)
-    python = top / "venv/bin/python"
-    run(
-        *(python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"),
-        *("--constraint", TOP / "constraints.txt", *wheels.values()),
-        cwd=top,
-    )
-    return python.parent
+
+    def install(venv: Path) -> None:
+        # Without a pip of its own and without compiling ahead: that is most of the time otherwise.
+        run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent)
+        run(
+            *(sys.executable, "-m", "pip", "--python", venv / "bin/python", "install", "--no-compile"),
+            *("--quiet", "--no-input", "--disable-pip-version-check"),
+            *("--constraint", TOP / "constraints.txt", *wheels.values()),
+            cwd=venv.parent,
+        )
+
+    return once(tmp_path_factory, "empty", install) / "bin"
 
 
 def alone() -> dict[str, str]:
