@@ -1,10 +1,11 @@
 """Run every `bench_*.py` beside this file, one after another, and show goals against what was measured.
 
-    python -m tests.bench [WORD...]     only benches whose file name contains one of the words
+    python -m tests.bench [--page] [WORD...]     only benches whose file name contains one of the words
 
 Each bench is a process of its own that prints figures (`tests.bench.figures`). All figures go to
 `bench-results/TIME.jsonl`, each with the load of the machine when it was taken. Exit code 1 when a
-bench failed; a goal that was missed is shown, not an error: figures depend on the machine.
+bench failed; a goal that was missed is shown, not an error: figures depend on the machine. `--page`
+also writes them to `docs/reference/figures.md`.
 """
 
 from __future__ import annotations
@@ -99,8 +100,30 @@ def shown(table: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
+def page(figures: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+    """The figures as a page of the documentation."""
+    loads = [figure["load_1m"] for figure in figures]
+    head, *body = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows(figures)]
+    lines = [
+        "# Figures",
+        "",
+        "<!-- Written by `make bench BENCH=--page`; not by hand. -->",
+        "",
+        f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}: Python {machine['python']}, {machine['cores']} shared "
+        f"cores ({machine['machine']}), load {min(loads):.1f} to {max(loads):.1f} while it ran. Each figure is the median "
+        "of several runs with its range. Absolute figures move by a factor of two between machines and with what else "
+        "runs; ratios of one run are what counts.",
+        "",
+        *("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *body)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def main(words: list[str]) -> int:
     """Measure, write, show."""
+    paged = "--page" in words
+    words = [word for word in words if word != "--page"]
     benches = [
         path
         for path in sorted(HERE.glob("bench_*.py"))
@@ -125,6 +148,8 @@ def main(words: list[str]) -> int:
     out.write_text(
         "".join(json.dumps({**figure, **machine}, ensure_ascii=False) + "\n" for figure in figures)
     )
+    if paged and figures:
+        (TOP / "docs/reference/figures.md").write_text(page(figures, machine), encoding="utf-8")
     sys.stdout.write(f"{shown(rows(figures))}\n\n{len(figures)} figures in {out.relative_to(TOP)}\n")
     if failed:
         sys.stdout.write(f"failed: {', '.join(failed)}\n")

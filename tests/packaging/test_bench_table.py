@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.__main__ import rows, verdict
+from tests.bench.__main__ import page, rows, verdict
 from tests.bench.figures import report
 
 TOP = Path(__file__).resolve().parents[2]
@@ -40,6 +40,13 @@ def test_a_goal_is_met_at_its_value(
 def test_the_table_shows_the_goal_beside_the_figure(figure: dict[str, object]) -> None:
     assert rows([figure])[1] == ("status: CPU", "60", "58.5 – 61", "ms", "≤ 60", "met")
     assert rows([{**figure, "goal": None}])[1][-2:] == ("", "")
+
+
+def test_the_page_says_on_what_machine_and_under_which_load(figure: dict[str, object]) -> None:
+    machine = {"python": "3.11.7", "cores": 2, "machine": "x86_64"}
+    said = page([{**figure, "load_1m": 0.25}, {**figure, "load_1m": 3.0}], machine)
+    assert "Python 3.11.7, 2 shared cores (x86_64), load 0.2 to 3.0" in said
+    assert "| status: CPU | 60 | 58.5 – 61 | ms | ≤ 60 | met |" in said
 
 
 @pytest.mark.process
