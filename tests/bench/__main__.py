@@ -109,10 +109,12 @@ def page(figures: list[dict[str, Any]], machine: dict[str, Any]) -> str:
         "",
         "<!-- Written by `make bench BENCH=--page`; not by hand. -->",
         "",
-        f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}: Python {machine['python']}, {machine['cores']} shared "
-        f"cores ({machine['machine']}), load {min(loads):.1f} to {max(loads):.1f} while it ran. Each figure is the median "
-        "of several runs with its range. Absolute figures move by a factor of two between machines and with what else "
-        "runs; ratios of one run are what counts.",
+        (
+            f"Measured on {time.strftime('%Y-%m-%d', time.gmtime())}: Python {machine['python']}, {machine['cores']} shared "
+            f"cores ({machine['machine']}), load {min(loads):.1f} to {max(loads):.1f} while it ran. Each figure is the median "
+            "of several runs with its range. Absolute figures move by a factor of two between machines and with what else "
+            "runs; ratios of one run are what counts."
+        ),
         "",
         *("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *body)),
         "",
