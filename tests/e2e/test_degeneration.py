@@ -113,3 +113,33 @@ def test_a_tool_loop_is_found_and_the_model_is_told(house: House, daemon: Daemon
         let_others_work(daemon, house, 5)
         assert len(model.requests) == 4
     daemon.verified()
+
+
+def test_a_hardened_session_lets_cron_pass_once_and_stays_closed(house: House, daemon: Daemon) -> None:
+    with endpoint([say(FILLER)]) as (model, _):
+        sid = daemon.chat(
+            model.base_url,
+            goal="write",
+            preset="hardened",
+            set={"continuation.min_gap_ms": 0, "continuation.backoff_s": []},
+        )
+        daemon.call("cron.put", sid, job="hourly", expr="0 * * * *", text="check the build")
+        closed = daemon.until(sid, "gate.changed", lambda b: b["cause"] == "detection", within_s=60)
+        asked = len(model.requests)
+        first = daemon.call("cron.run", sid, job="hourly")
+        assert first["held"] is False, "one automatic turn passes"
+        passed = daemon.until(sid, "turn.started", lambda b: b.get("passing", False))
+        assert passed["b"]["envelopes"][-1] == first["envelope"]
+        daemon.until(sid, "turn.completed", after=passed["seq"])
+        second = daemon.call("cron.run", sid, job="hourly")
+        assert (second["held"], second["by"]) == (True, ["Degeneration"]), "but one in a minute"
+        let_others_work(daemon, house, 10)
+        assert len(model.requests) == asked + 1
+        (hold,) = [h for h in daemon.call("why", sid)["holds"] if h["kind"] == "Degeneration"]
+        assert hold["until_ms"] >= closed["b"]["added"]["until_ms"], "the deadline stands"
+        sent = daemon.call("send", sid, text="a person speaks")
+        assert sent["held"] is False, "a person opens it"
+        started = daemon.until(sid, "turn.started", after=passed["seq"])
+        assert {sent["id"], second["envelope"]} <= set(started["b"]["envelopes"])
+        daemon.call("suspend", sid, mode="kill")
+    daemon.verified()

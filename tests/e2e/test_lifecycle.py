@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import threading
@@ -75,7 +76,7 @@ def test_http_tells_health_and_numbers(house: House, daemon: Daemon) -> None:
         ("[drain]\nbudget_ms = -1\n", ("drain.budget_ms", "-1")),
         ("[limits]\nmax_sessions = 'many'\n", ("limits.max_sessions",)),
         ("[http]\nlisten = '0.0.0.0:80'\n", ("0.0.0.0", "loopback")),
-        ("[sessions]\npreset = 'hardened'\n", ("hardened",)),
+        ("[sessions]\npreset = 'softened'\n", ("softened", "hardened")),
         (
             "[sessions.set]\n'rules.repeated_text.treshold' = 5\n",
             ("treshold", "rules.repeated_text.threshold"),
@@ -261,10 +262,8 @@ def test_a_frozen_daemon_stops_feeding_the_watchdog(house: House) -> None:
         while b"WATCHDOG=1" not in manager.recv(4_096):
             pass
         daemon.signal(signal.SIGSTOP)
-        manager.settimeout(1)
-        with pytest.raises(TimeoutError):
-            while True:  # what was on its way already may still come
-                manager.recv(4_096)
+        while select.select([manager], [], [], 1)[0]:  # what was on its way already may still come
+            manager.recv(4_096)
         daemon.signal(signal.SIGCONT)
         manager.settimeout(20)
         while b"WATCHDOG=1" not in manager.recv(4_096):

@@ -267,3 +267,24 @@ def test_every_prompt_of_a_long_session_is_rebuilt_also_across_a_restart(house: 
     sizes = daemon.sql("SELECT length(data) FROM blob")
     assert max(size for (size,) in sizes) < 4_000, "a manifest does not grow with its session"
     daemon.verified()
+
+
+def test_a_turn_that_waits_for_its_place_is_cut_at_once_and_never_asks_the_model(house: House) -> None:
+    daemon = house.daemon("narrow", config="[limits]\nconcurrent_turns = 1\n").start()
+    with endpoint([say(STORY, endless=True, gap_ms=20)]) as (model, _):
+        first = daemon.chat(model.base_url, goal="tell a story", set=BUSY)
+        streaming(daemon, first)
+        second = daemon.chat(model.base_url, goal="tell another", set=BUSY)
+        daemon.until(second, "turn.started")
+        began = time.monotonic()
+        cut = daemon.ctl("suspend", second, "--mode", "interrupt")
+        assert cut["stopped"] is True
+        assert time.monotonic() - began < 3
+        assert len(model.requests) == 1
+        third = daemon.chat(model.base_url, goal="and a third", set=BUSY)
+        daemon.until(third, "turn.started")
+        daemon.call("suspend", first, mode="kill")
+        streaming(daemon, third)
+        assert len(model.requests) == 2
+        daemon.call("suspend", third, mode="kill")
+    daemon.verified()
