@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from loopd.store import chain
 from loopd.store.ledger import Ledger
+from loopd.store.rows import tail
 from loopd.store.schema import check_identity, migrate, migrations
 from loopd_protocol.errors import Refused
 
@@ -169,37 +170,17 @@ def check_tail(connection: sqlite3.Connection, log_id: str) -> tuple[int, bytes,
     Raises:
         Refused: `corrupt`, naming the first row that does not verify.
     """
-    rows = connection.execute(
-        "SELECT seq, sid, ss, epoch, boot, at_ms, kv, turn, cause_seq, kind, principal, body, "
-        "body_sha, blob, h FROM journal ORDER BY seq DESC LIMIT ?",
-        (TAIL_ROWS + 1,),
-    ).fetchall()[::-1]
+    rows = tail(connection, TAIL_ROWS + 1)
     if not rows:
         return 0, chain.log_genesis(log_id), 0
-    previous: bytes = chain.log_genesis(log_id) if rows[0][0] == 1 else rows.pop(0)[-1]
-    expected = rows[0][0] if rows else 0
-    for row in rows:
-        seq, sid, ss, epoch, boot, at_ms, kv, turn, cause, kind, principal, body, body_sha, blob, h = row
-        if seq != expected:
-            raise Refused("corrupt", f"the log jumps to seq {seq}; expected {expected}")
-        expected += 1
-        digest = chain.body_digest(body) if body is not None else body_sha
-        bytes_ = chain.row_bytes(
-            seq=seq,
-            sid=sid,
-            ss=ss,
-            epoch=epoch,
-            boot=boot,
-            at_ms=at_ms,
-            kv=kv,
-            turn=turn,
-            cause_seq=cause,
-            kind=kind,
-            principal=principal,
-            body_sha=digest,
-            blob=blob,
-        )
-        if chain.link(previous, bytes_) != h:
-            raise Refused("corrupt", f"the row with seq {seq} ({kind!r}) does not match its hash")
-        previous = h
-    return rows[-1][0], rows[-1][-1], rows[-1][5]
+    first = rows[0]
+    previous = chain.log_genesis(log_id) if first.seq == 1 else first.h
+    for expected, row in enumerate(rows, first.seq):
+        if row is first and first.seq != 1:
+            continue  # there is nothing before it to check it against
+        if row.seq != expected:
+            raise Refused("corrupt", f"the log jumps to seq {row.seq}; expected {expected}")
+        if chain.link(previous, row.digest()) != row.h:
+            raise Refused("corrupt", f"the row with seq {row.seq} ({row.kind!r}) does not match its hash")
+        previous = row.h
+    return rows[-1].seq, previous, rows[-1].at_ms

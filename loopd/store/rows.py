@@ -66,6 +66,12 @@ def session_page(connection: sqlite3.Connection, num: int, after: int) -> list[R
     ]
 
 
+def tail(connection: sqlite3.Connection, limit: int) -> list[Row]:
+    """The last rows of the log, in order of `seq`."""
+    rows = connection.execute(f"SELECT {_ROW} FROM journal ORDER BY seq DESC LIMIT ?", (limit,))  # noqa: S608  (constants)
+    return [Row(*values) for values in rows][::-1]
+
+
 def pages_of_log(connection: sqlite3.Connection) -> Iterator[list[Row]]:
     """All rows in order of `seq`, in pages of at most `PAGE_ROWS`."""
     after = -1

@@ -339,6 +339,19 @@ async def test_a_defect_of_the_writer_answers_everybody(
         assert store.head == 1
 
 
+async def test_a_log_whose_older_events_were_deleted_opens_and_goes_on(tmp_path: Path) -> None:
+    async with await opened(tmp_path) as store:
+        await asyncio.gather(*(store.submit(noted(n)) for n in range(5)))
+    connection = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    connection.execute("DELETE FROM journal WHERE seq < 5")
+    connection.close()
+    async with await opened(tmp_path) as store:
+        assert store.head == 5
+        assert (await store.submit(noted(6))).last == 6
+    async with await opened(tmp_path) as store:
+        assert store.head == 6
+
+
 async def test_a_page_over_a_retained_range_is_one_look(tmp_path: Path) -> None:
     async with await opened(tmp_path) as store:
         await asyncio.gather(*(store.submit(noted(n)) for n in range(300)))
