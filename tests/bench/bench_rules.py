@@ -15,7 +15,15 @@ import msgspec
 
 from loopd.core.masks import mask
 from loopd.core.records import TurnRecord, digest, step_record, text_digest
-from loopd.core.rules import RuleSettings, RulesState, begin_turn, observe_step, observe_turn, streaks
+from loopd.core.rules import (
+    LadderSettings,
+    RulesState,
+    begin_turn,
+    observe_step,
+    observe_turn,
+    streaks,
+    wants_mask,
+)
 from loopd.core.settings import settings_of
 from loopd_protocol.events import ToolCall, TurnStep, Usage
 from loopd_protocol.sources import Trigger
@@ -26,6 +34,7 @@ MEASURED = 2_000
 ROUNDS = 7
 STEPS_PER_TURN = 10
 GOAL_US = 300
+LADDER = LadderSettings()
 
 
 def _event(n: int) -> TurnStep:
@@ -70,9 +79,11 @@ def _run(state: RulesState, numbers: Iterable[int], settings: RuleSettings) -> t
     for n in numbers:
         event = _event(n)
         started = time.thread_time_ns()
-        state = observe_step(state, settings, step_record(event, Trigger.CONTINUATION, n)).state
+        masked = wants_mask(state, settings, Trigger.CONTINUATION)
+        record = step_record(event, Trigger.CONTINUATION, n, masked=masked)
+        state = observe_step(state, settings, record, ladder=LADDER).state
         if event.step == STEPS_PER_TURN:
-            state = begin_turn(observe_turn(state, settings, _turn(event)).state)
+            state = begin_turn(observe_turn(state, settings, _turn(event), ladder=LADDER).state)
         took.append((time.thread_time_ns() - started) / 1_000)
     return state, took
 
@@ -111,6 +122,7 @@ def _steps(name: str, rules: RuleSettings) -> None:
 def main() -> None:
     """Print the figures."""
     _steps("published", settings_of("published", {}).rules)
+    _steps("hardened", settings_of("hardened", {}).rules)
     window = {"rules.tool_repetition.window_size": 50}
     _steps("published, window 50", settings_of("published", window).rules)
     text = ("The quick brown fox jumps over 13 lazy dogs. " * 60)[:2_048]
