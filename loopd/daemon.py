@@ -73,6 +73,7 @@ class Daemon:
         self._store: SqliteStore | None = None
         self._bus: Bus | None = None
         self._router: Router | None = None
+        self._server: UnixServer | None = None
 
     # -- what others ask ----------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ class Daemon:
             next_deadline_ms=self._router.timers.next_ms(),
             frozen=self._router.frozen,
             draining=self._router.draining,
-            bus_subscribers=self._bus.watchers,
+            bus_subscribers=0 if self._server is None else self._server.fanout.subscribers,
+            bus_lag_max=0 if self._server is None else self._server.fanout.lag_max,
             wal_bytes=self._store.commits.wal_bytes,
             loop_lag_s=self.lag.max_s,
         )
@@ -201,7 +203,7 @@ class Daemon:
                     tasks.start_soon(router.run)
                     if sock is None:
                         clear_stale(self.socket)
-                    server = UnixServer(
+                    self._server = server = UnixServer(
                         self.socket,
                         dispatcher,
                         bus,

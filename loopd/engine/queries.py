@@ -242,7 +242,11 @@ class Queries:
 
     async def _rendered(self, sid: str, request: TurnRequest) -> bytes | None:
         session = await self._router.state_of(sid)
-        driver = self._router.make_driver(sid, session.driver, session.workspace)
+        spec = {**session.driver, "api_key_env": None} if "api_key_env" in session.driver else session.driver
+        try:
+            driver = self._router.make_driver(sid, spec, session.workspace)
+        except Refused:
+            return None  # its script or workspace is gone; the messages are still shown
         try:
             return driver.render(request)
         finally:

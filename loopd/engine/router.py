@@ -31,6 +31,7 @@ from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
+from loopd.engine.names import Names
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
@@ -90,7 +91,7 @@ class Router:
         self._default_preset = default_preset
         self._default_overrides = dict(default_overrides or {})
         self._max_sessions = max_sessions
-        self._names: dict[str, str] = {}
+        self._names = Names()
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
@@ -167,14 +168,14 @@ class Router:
     # -- finding and loading ----------------------------------------------------------------
 
     def resolve(self, ref: str) -> str:
-        """The sid of a session by its sid or, for live ones, its name.
+        """The sid of a session by its sid or its name; a live one comes before an ended one.
 
         Raises:
             Refused: `not_found`.
         """
         if ref in self.rows:
             return ref
-        sid = self._names.get(ref)
+        sid = self._names.find(ref)
         if sid is None or (sid not in self.rows and sid not in self._loaded):
             raise Refused("not_found", f"no session {ref!r}; `loopctl ps` lists them", path="$.sid")
         return sid
@@ -259,7 +260,7 @@ class Router:
             loop.turn.cut = True
             loop.turn.scope.cancel()
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
-            self._names.pop(loop.session.name, None)
+            self._names.release(loop.session.name, loop.session.sid)
             return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
@@ -274,10 +275,7 @@ class Router:
         is_live = row.status == "live"
         self._live += int(is_live) - int(was)
         self.rows[row.sid] = row
-        if is_live:
-            self._names[row.name] = row.sid
-        elif self._names.get(row.name) == row.sid:
-            del self._names[row.name]
+        self._names.follow(row)
 
     def rows_of(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
         """Rows of the named sessions, or of all."""
@@ -318,7 +316,7 @@ class Router:
             name = f"s{num}" if f"s{num}" not in self._names else f"s{num}-{random.getrandbits(32):08x}"
         if name in self._names or name in self.rows:
             raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
-        self._names[name] = sid
+        self._names.reserve(name, sid)
         try:
             probe = self.make_driver(sid, driver, workspace)
             await probe.aclose()
@@ -340,7 +338,7 @@ class Router:
             key = answer(sid, name)
             pending = loop.created(created, first, now=now, principal=principal, idempotency=key)
         except BaseException:
-            self._names.pop(name, None)
+            self._names.release(name, sid)
             raise
         with anyio.CancelScope(shield=True):
             await pending.committed()
