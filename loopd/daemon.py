@@ -119,7 +119,7 @@ class Daemon:
             },
             "holds": holds,
             "recovered": self._router.recovered,
-            "socket": self.socket,
+            "socket": os.path.abspath(self.socket),
             "http": self.http,
             "data": str(self.data),
         }
@@ -261,7 +261,7 @@ class Daemon:
 
     def _announce(self) -> None:
         self.ready = True
-        line = {"ready": True, "socket": self.socket, "http": self.http, "boot": self.boot}
+        line = {"ready": True, "socket": os.path.abspath(self.socket), "http": self.http, "boot": self.boot}
         sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
         sys.stdout.flush()
         systemd.notify(f"READY=1\nSTATUS=serving on {self.socket}")

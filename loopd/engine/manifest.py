@@ -9,7 +9,7 @@ loaded again. Whoever deletes old manifests keeps those that newer ones build on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import takewhile
 
 import msgspec
@@ -63,12 +63,12 @@ class Manifests:
     def __init__(self) -> None:
         self._base: str | None = None
         self._length = 0
-        self._shown: Sequence[Message] = ()
+        self._shown: tuple[Message, ...] = ()
 
     def of_turn(
         self,
         n: int,
-        messages: Sequence[Message],
+        messages: tuple[Message, ...],
         *,
         tools_withheld: bool,
         driver_sha256: str,
@@ -112,13 +112,20 @@ def _row(message: Message, digest: str) -> Row:
     return (message.ss, message.role, message.source, message.ephemeral, digest, message.call_id)
 
 
-def _taken_over(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, int]:
+def _taken_over(before: tuple[Message, ...], now: tuple[Message, ...]) -> tuple[int, int]:
     """Where the first message of `now` stood in `before`, and how many there were the same from it on."""
     if not now:
         return 0, 0
     skip = next((i for i, message in enumerate(before) if message is now[0]), len(before))
-    keep = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(before[skip:], now, strict=False)))
-    return (skip, keep) if keep else (0, 0)
+    # What is the same is a beginning, so halving finds its end; comparing slices costs next to nothing.
+    low, high = 0, min(len(before) - skip, len(now))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if before[skip + low : skip + middle] == now[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return (skip, low) if low else (0, 0)
 
 
 async def rows_of(manifest: Manifest, blob: Callable[[str], Awaitable[bytes | None]]) -> list[Row] | None:

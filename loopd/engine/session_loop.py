@@ -319,8 +319,6 @@ class SessionLoop:
             turn.finished.set()
             if self.turn is turn:
                 self.turn = None
-            if not self.forgotten:
-                self._office.changed(self)
 
     async def _take(self, turn: LiveTurn) -> TurnEnd:
         with anyio.move_on_after(self.settings.turn.deadline_ms / 1_000) as deadline:

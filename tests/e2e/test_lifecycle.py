@@ -370,3 +370,15 @@ def test_many_clients_at_once_are_all_served(house: House, daemon: Daemon) -> No
         thread.join(30)
     assert len(set(answers)) == 400
     assert len(daemon.call("inbox.list", sid)["envelopes"]) == 400
+
+
+def test_a_relative_data_folder_is_announced_with_a_socket_that_works_from_anywhere(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(house.folder)
+    daemon = house.daemon()
+    daemon.data = Path("relative")
+    daemon.start()
+    assert daemon.ready["socket"] == str(house.folder.resolve() / "relative" / "control.sock")
+    assert daemon.ctl("--socket", daemon.ready["socket"], "status")["socket"] == daemon.ready["socket"]
+    daemon.terminate()

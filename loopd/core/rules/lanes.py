@@ -6,6 +6,7 @@ a clean one for its turn.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -103,8 +104,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     near: tuple[str, ...] = ()
 
 
+@functools.lru_cache(maxsize=256)
 def any_on(settings: Any) -> bool:
-    """Whether a lane has to be kept at all."""
+    """Whether a lane has to be kept at all; asked for each step, so remembered for each settings."""
     return any(getattr(settings, rule).on for rule in IDS)
 
 
