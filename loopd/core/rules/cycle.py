@@ -54,6 +54,7 @@ class CycleState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 FRESH = CycleState()
+_OUTSIDE = frozenset({"state", "check", "failing", "metric", "item"})
 
 
 def observe(state: CycleState, parameters: CycleParameters, look: Look) -> tuple[CycleState, Signal | None]:
@@ -61,7 +62,8 @@ def observe(state: CycleState, parameters: CycleParameters, look: Look) -> tuple
     trail = look.trail
     symbol = look.symbol
     since = state.since + 1
-    if look.progress.made or symbol is None:
+    # a new result or a new change is a new symbol anyway, and the first lap is part of the cycle
+    if symbol is None or not _OUTSIDE.isdisjoint(look.progress.reasons):
         return (FRESH if symbol is None else CycleState(since=1)), None
     old = state.matches or (0,) * parameters.max_period
     matches = tuple(

@@ -7,6 +7,7 @@ count half, and not at all while the gaps between them grow.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from loopd.core.progress import VISIBLE_CHARS
 from loopd.core.rules.parameters import Threshold
@@ -29,7 +30,7 @@ class ExactRepeatParameters(Thresholds, frozen=True, kw_only=True):
 
 
 class ExactRepeatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The run, in half steps; how much of it is identical; gap to the last retry."""
+    """The run, in half steps; whether all is identical; gap to the last retry, and seconds slept since."""
 
     symbol: bytes = b""
     halves: int = 0
@@ -37,6 +38,7 @@ class ExactRepeatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     onset: int = 0
     at_ms: int = 0
     gap_ms: int = 0
+    slept_s: int = 0
 
 
 FRESH = ExactRepeatState()
@@ -46,14 +48,17 @@ def observe(
     state: ExactRepeatState, parameters: ExactRepeatParameters, look: Look
 ) -> tuple[ExactRepeatState, Signal | None]:
     """Feed one step."""
-    if look.toolless or look.waiting or look.record.tools_withheld:
+    if look.waiting and look.calls:
+        slept_s = sum(call.numbers[0] for call in look.calls if call.waits and call.numbers)
+        return (replace(state, slept_s=state.slept_s + slept_s) if slept_s else state), None
+    if look.toolless or look.record.tools_withheld:
         return state, None
     if look.symbol is None:
         return FRESH, None
     at_ms = look.record.at_ms
     if look.symbol != state.symbol or look.progress.made:
         return ExactRepeatState(symbol=look.symbol, halves=2, onset=look.n, at_ms=at_ms), None
-    gap_ms = at_ms - state.at_ms if state.at_ms else 0
+    gap_ms = max(at_ms - state.at_ms if state.at_ms else 0, state.slept_s * 1_000)
     weight = 2
     if look.retrying:
         growing = state.gap_ms > 0 and 5 * gap_ms >= 6 * state.gap_ms

@@ -50,7 +50,7 @@ class InterleavedRepeatState(msgspec.Struct, frozen=True, kw_only=True, omit_def
 
 
 FRESH = InterleavedRepeatState()
-_STRONG = frozenset({"state", "write", "check", "failing", "metric"})
+_STRONG = frozenset({"state", "write", "check", "failing", "metric", "item"})
 
 
 def observe(

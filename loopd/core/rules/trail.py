@@ -210,6 +210,7 @@ def look(
     idle = waiting and (trail.idle or not same_turn or not trail.turn)
     if toolless:
         idle = trail.idle and same_turn
+    waiting = waiting or (toolless and idle)
     flags = RETRY * retrying | POLL * waiting | TOOLLESS * toolless | WROTE * wrote | PROGRESSED * made
     entry = (
         (symbol or packed.digest("unknown", str(record.n)))
