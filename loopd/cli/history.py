@@ -31,6 +31,11 @@ def tail(run: Run) -> None:
         command["kinds"] = args.kind
     answer = run.link.ask(command)
     events = [flat(event) for event in answer["events"]]
+    while answer.get("more") and answer["events"] and len(events) < command["limit"]:
+        # Large events end a page early: the rest comes in pages of its own.
+        left = command["limit"] - len(events)
+        answer = run.link.ask({**command, "limit": left, "before": events[0]["seq"]})
+        events = [flat(event) for event in answer["events"]] + events
     if console.format == "json":
         console.json({"events": events, "more": answer.get("more", False)})
         return

@@ -127,8 +127,12 @@ class Store(Protocol):
         limit: int,
         kinds: Sequence[str] = (),
         newest: bool = False,
+        max_bytes: int | None = None,
     ) -> list[StoredEvent]:
-        """Events in order of `seq`, strictly after and before; `newest` takes the last `limit`."""
+        """Events in order of `seq`, strictly after and before; `newest` takes the last `limit`.
+
+        `max_bytes` ends a page early once the bodies are that large; it holds at least one event.
+        """
 
     async def session_tail(self, sid: str, *, kinds: Sequence[str], limit: int) -> list[StoredEvent]:
         """The last `limit` events of these kinds of one session, in order of `ss`."""

@@ -29,6 +29,9 @@ from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 
+ANSWER_BYTES = 8 << 20
+"""A page of history ends here, whatever its limit: an answer is built and sent in one piece."""
+
 Result = dict[str, Any]
 StatusSource = Callable[[], Result]
 
@@ -145,17 +148,20 @@ class Queries:
     async def _history(self, command: cm.HistoryPage) -> Result:
         sid = None if command.sid is None else self._router.resolve(command.sid)
         newest = command.after is None
-        stored = await self._store.page(
+        bounds: dict[str, Any] = {"after": command.after, "before": command.before}
+        page = await self._store.page(
             sid=sid,
-            after=command.after,
-            before=command.before,
-            limit=command.limit + 1,
+            limit=command.limit,
             kinds=command.kinds,
             newest=newest,
+            max_bytes=ANSWER_BYTES,
+            **bounds,
         )
-        more = len(stored) > command.limit
-        page = stored[-command.limit :] if newest else stored[: command.limit]
-        return {"events": [event_view(event) for event in page], "more": more}
+        more: list[StoredEvent] = []
+        if page:
+            bounds |= {"before": page[0].seq} if newest else {"after": page[-1].seq}
+            more = await self._store.page(sid=sid, limit=1, kinds=command.kinds, newest=newest, **bounds)
+        return {"events": [event_view(event) for event in page], "more": bool(more)}
 
     # -- turns ------------------------------------------------------------------------------
 

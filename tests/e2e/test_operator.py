@@ -264,3 +264,17 @@ def test_tables_are_for_people(house: House, daemon: Daemon) -> None:
         assert done.stdout.strip()
         assert "\x1b[" not in done.stdout, "no colours into a pipe"
     assert "UserSuspend" in daemon.loopctl("ps").stdout or "suspend" in daemon.loopctl("ps").stdout.lower()
+
+
+def test_large_events_come_in_pages_and_none_is_missing(house: House, daemon: Daemon) -> None:
+    sid = new(daemon, house.script(working()), "large")
+    daemon.call("suspend", sid, quarantine=True)
+    sent = [daemon.call("send", sid, text=f"{n} " + "x" * 900_000)["id"] for n in range(15)]
+    page = daemon.call("history.page", sid, limit=1_000)
+    assert page["more"] is True
+    assert len(page["events"]) < 30, "an answer has an end"
+    stored = [e["b"]["id"] for e in daemon.events(sid, "envelope.accepted")]
+    assert stored == sent
+    tail = daemon.ctl("tail", sid, "-n", "100")["events"]
+    assert [e["id"] for e in tail if e["k"] == "envelope.accepted"] == sent
+    assert [e["id"] for e in daemon.ctl("tail", sid, "-n", "20", "-k", "envelope.accepted")["events"]] == sent
