@@ -138,7 +138,6 @@ class Plan:
 
     def __init__(self) -> None:
         self._spans: dict[int, list[Session | None]] = {}
-        self._use: dict[tuple[int, int], list[int]] = {}
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
         self._occurrences: dict[tuple[int, str, int, bool], tuple[Any, ...]] = {}
         self._effects: dict[tuple[int, str], list[Any]] = {}
@@ -176,11 +175,15 @@ class Plan:
             assert after is not None
             passive = passive_row(after)
             sessions.append((*astuple(passive), after.ss, _encode_state(after)))
-            if before is not None and any(getattr(before, c) != getattr(after, c) for c in _SELDOM):
+            if before is not None and _changed_seldom(before, after):
                 seldom.append((*(getattr(passive, c) for c in _SELDOM), num))
-            _holds(num, before, after, holds, gone["hold"])
-            _inbox(num, before, after, inbox, gone["inbox"])
-            _crons(num, before, after, crons, gone["cron"])
+            # Nearly always the very same objects: a step changes no hold, no envelope and no job.
+            if before is None or before.gate is not after.gate:
+                _holds(num, before, after, holds, gone["hold"])
+            if before is None or before.inbox is not after.inbox:
+                _inbox(num, before, after, inbox, gone["inbox"])
+            if before is None or before.crons is not after.crons:
+                _crons(num, before, after, crons, gone["cron"])
         insert(connection, SESSION, sessions)
         for row in seldom:
             connection.execute(_UPDATE_SELDOM, row)
@@ -232,33 +235,17 @@ class Plan:
         event: ev.TurnStarted = row.event  # type: ignore[assignment]
         turn = self._turn(num, row, event.n)
         turn["trigger"], turn["manifest"] = str(event.trigger), event.manifest
-        self._use[num, event.n] = [0, 0]
         if event.envelopes:
             where = {w.id: w.ss for w in before.inbox} if before is not None else {}
             where |= {p.event.id: p.ss for p in placed if isinstance(p.event, ev.EnvelopeAccepted)}
             turn["consumed"] = _encode_json(sorted(where.get(e, 0) for e in event.envelopes)).decode()
 
-    def _used(self, num: int, before: Session | None, n: int) -> list[int]:
-        """Steps and tokens of a running turn so far; kept in the plan, in the state between plans."""
-        used = self._use.get((num, n))
-        if used is None:
-            turn = before.turn if before is not None else None
-            known = turn is not None and turn.n == n
-            used = self._use[num, n] = [turn.steps, turn.tokens] if turn and known else [0, 0]
-        return used
-
-    def _stepped(self, num: int, before: Session | None, _placed: Any, row: Placed) -> None:
-        event: ev.TurnStep = row.event  # type: ignore[assignment]
-        used = self._used(num, before, event.n)
-        used[0] = event.step
-        used[1] += tokens_of(event.usage)
-
-    def _ended(self, num: int, before: Session | None, _placed: Any, row: Placed) -> None:
+    def _ended(self, num: int, before: Session | None, placed: Sequence[Placed], row: Placed) -> None:
         event: ev.TurnCompleted | ev.TurnInterrupted = row.event  # type: ignore[assignment]
         turn = self._turn(num, row, event.n)
         turn["outcome"] = event.outcome if isinstance(event, ev.TurnCompleted) else "interrupted"
         turn["ended_ms"] = row.at_ms
-        turn["steps"], turn["tokens"] = self._used(num, before, event.n)
+        turn["steps"], turn["tokens"] = _used(event.n, before, placed, row)
 
     def _occurred(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
         event: ev.CronOccurrence = row.event  # type: ignore[assignment]
@@ -301,7 +288,6 @@ class Plan:
 
 _FOLDS: dict[type[ev.Event], str] = {
     ev.TurnStarted: "_started",
-    ev.TurnStep: "_stepped",
     ev.TurnCompleted: "_ended",
     ev.TurnInterrupted: "_ended",
     ev.CronOccurrence: "_occurred",
@@ -312,13 +298,37 @@ _FOLDS: dict[type[ev.Event], str] = {
 }
 
 
+def _used(n: int, before: Session | None, placed: Sequence[Placed], end: Placed) -> tuple[int, int]:
+    """Steps and tokens of the turn that ends here: what the state knew, and the steps since."""
+    steps = tokens = 0
+    for row in reversed(placed[: end.ss - placed[0].ss]):
+        if isinstance(row.event, ev.TurnStep):
+            steps = max(steps, row.event.step)
+            tokens += tokens_of(row.event.usage)
+        elif isinstance(row.event, ev.TurnStarted):
+            return steps, tokens
+    turn = before.turn if before is not None else None
+    if turn is None or turn.n != n:
+        return steps, tokens
+    return max(steps, turn.steps), tokens + turn.tokens
+
+
 # -- state ------------------------------------------------------------------------------------------
+
+
+def _changed_seldom(before: Session, after: Session) -> bool:
+    return (
+        before.status != after.status
+        or before.name != after.name
+        or before.preset != after.preset
+        or before.labels != after.labels
+    )
 
 
 def _holds(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
     old = before.gate.holds if before is not None else ()
     new = after.gate.holds
-    if old is new or old == new:
+    if old == new:
         return
     kept = {hold.kind: hold for hold in old}
     changed = [hold for hold in new if kept.pop(hold.kind, None) != hold]
@@ -329,7 +339,7 @@ def _holds(num: int, before: Session | None, after: Session, put: list[Any], gon
 def _inbox(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
     old = before.inbox if before is not None else ()
     new = after.inbox
-    if old is new or old == new:
+    if old == new:
         return
     kept: dict[int, Waiting] = {waiting.ss: waiting for waiting in old}
     changed = [w for w in new if kept.pop(w.ss, None) != w]
@@ -342,7 +352,7 @@ def _inbox(num: int, before: Session | None, after: Session, put: list[Any], gon
 def _crons(num: int, before: Session | None, after: Session, put: list[Any], gone: list[Any]) -> None:
     old = before.crons if before is not None else ()
     new = after.crons
-    if old is new or old == new:
+    if old == new:
         return
     kept = {job.job: job for job in old}
     changed = [job for job in new if kept.pop(job.job, None) != job]

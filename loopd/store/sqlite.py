@@ -241,8 +241,12 @@ class SqliteStore(Reading):
         reader = await self._free.get()
         try:
             return await hop(reader, query, *args, **kwargs)
-        except sqlite3.Error as error:
-            raise refusal(error) from error
+        except (sqlite3.Error, ValueError) as error:
+            if self._closed:  # ValueError is what aiosqlite says then
+                raise Refused("draining", "the journal is closed") from error
+            if isinstance(error, sqlite3.Error):
+                raise refusal(error) from error
+            raise
         finally:
             self._free.put_nowait(reader)
 

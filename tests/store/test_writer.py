@@ -363,3 +363,17 @@ async def test_a_page_over_a_retained_range_is_one_look(tmp_path: Path) -> None:
         found = await store.page(sid=None, after=0, before=None, limit=2, kinds=["daemon.*"])
         assert [e.seq for e in found] == [290, 291]
         assert await store.page(sid=None, after=0, before=290, limit=2) == []
+
+
+async def test_readers_in_line_when_it_closes_are_refused_or_answered(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await asyncio.gather(*(store.submit(noted(n)) for n in range(50)))
+    reads = [asyncio.ensure_future(store.page(sid=None, after=0, before=None, limit=50)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.aclose()
+    with anyio.fail_after(5):
+        answers = await asyncio.gather(*reads, return_exceptions=True)
+    assert {len(a) if isinstance(a, list) else getattr(a, "code", repr(a)) for a in answers} <= {
+        50,
+        "draining",
+    }
