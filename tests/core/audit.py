@@ -208,8 +208,7 @@ class Auditor:
             assert event.trigger == max((s for s in sources if s != "system"), key=STRENGTH.index), (
                 "the strongest source names the trigger"
             )
-        if not event.passing:
-            assert list(event.envelopes) == list(self.waiting), "one batch of everything that waits, in order"
+        assert list(event.envelopes) == list(self.waiting), "one batch of everything that waits, in order"
         for envelope in event.envelopes:
             self._consume(envelope, f"turn {event.n}")
         self.running, self.turns = event.n, event.n
@@ -284,7 +283,7 @@ class Auditor:
 
     # -- what must be true between two inputs ----------------------------------------------------
 
-    def check(self, *, closed: bool) -> None:
+    def check(self, *, closed: bool, now: int) -> None:
         """Nothing that the table admits waits, nothing is unaccounted, every bound is kept."""
         assert self._due is None
         open_ones = {key for key, result in self.occurrences.items() if result not in FINAL}
@@ -303,6 +302,7 @@ class Auditor:
             if not closed:
                 assert not self.liftable(envelope), f"{envelope} should have lifted {self.liftable(envelope)}"
                 assert self.holds, f"{envelope} waits at an open gate"
+                assert not self.passable(self.holds, now), f"{envelope} waits and may pass"
 
     def liftable(self, envelope: str) -> list[str]:
         """Kinds that a waiting envelope would remove by the table."""
@@ -317,7 +317,13 @@ class Auditor:
             and not (kind in NEEDS_LATER and ss <= hold.since_ss)
         ]
 
-    def predicted(self, *, closed: bool) -> list[str]:
+    def passable(self, holds: dict[str, Any], now: int) -> bool:
+        """Whether automatic sources may pass these holds now."""
+        if self.preset != "hardened" or set(holds) != {"Degeneration"}:
+            return False
+        return now - self.last_pass_ms >= self.pass_gap_ms
+
+    def predicted(self, *, closed: bool, now: int) -> list[str]:
         """Which waiting envelopes would begin a turn if all were judged now, by the table alone."""
         if self.running is not None or self.ended or closed:
             return []
@@ -327,4 +333,6 @@ class Auditor:
             for kind in self.liftable(envelope):
                 self.holds.pop(kind)
         left, self.holds = self.holds, holds
-        return [] if left else list(self.waiting) if starters else []
+        if not starters or (left and not self.passable(left, now)):
+            return []
+        return list(self.waiting)

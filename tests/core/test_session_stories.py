@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd
@@ -715,3 +717,55 @@ def test_continuations_without_a_tool_call_become_rarer_and_a_person_resets_that
     world.whole_turn("hello")
     assert world.kinds == []
     assert world.session.toolless_continuations == 0
+
+
+# -- preset hardened -----------------------------------------------------------------------------------
+
+
+def degenerated() -> World:
+    world = World(preset="hardened", goal="win")
+    world.apply(HoldRequested(hold=a_hold("Degeneration", world.now + 2 * HOUR), cause="detection"))
+    return world
+
+
+def passes(events: Iterable[ev.Event]) -> list[bool]:
+    return [e.passing for e in events if isinstance(e, ev.TurnStarted)]
+
+
+@pytest.mark.parametrize("source", ["cron", "rewake", "agent", "channel"])
+def test_hardened_an_automatic_source_passes_once_a_minute_and_the_hold_stands(source: str) -> None:
+    world = degenerated()
+    assert passes(world.send(source).events) == [True]
+    world.whole_turn("no progress at all")
+    assert world.session.gate.holds[0].until_ms == START_MS + 2 * HOUR
+    world.now += 10_000
+    second = world.send(source)
+    assert [e.by for e in second.events if isinstance(e, ev.EnvelopeHeld)] == [("Degeneration",)]
+    assert next_deadline(world.session, world.house()) == START_MS + MINUTE
+    assert passes(world.tick_through(START_MS + MINUTE - 1)) == []
+    assert passes(world.tick_through(START_MS + MINUTE)) == [True]
+
+
+def test_hardened_what_waits_behind_a_pass_is_one_batch_and_nothing_passes_a_second_hold() -> None:
+    world = degenerated()
+    world.send("cron")
+    waiting = [world.send(source).envelope for source in ("agent", "channel", "system")]
+    world.whole_turn("no progress at all")
+    world.apply(suspend(until_ms=START_MS + 10 * MINUTE))
+    assert passes(world.tick_through(START_MS + 10 * MINUTE - 1)) == []
+    assert passes(world.tick_through(START_MS + 10 * MINUTE)) == [True]
+    assert list(world.of(ev.TurnStarted)[-1].envelopes) == waiting
+
+
+def test_hardened_a_human_message_still_removes_the_hold() -> None:
+    world = degenerated()
+    assert passes(world.send("human").events) == [False]
+    assert "Degeneration" not in world.kinds
+
+
+def test_hardened_no_continuation_starts_while_others_pass() -> None:
+    world = degenerated()
+    world.send("cron")
+    world.whole_turn("no progress at all")
+    assert passes(world.tick_through(START_MS + 2 * HOUR - 1)) == []
+    assert passes(world.tick_through(START_MS + 2 * HOUR)) == [False]

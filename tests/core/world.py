@@ -40,7 +40,12 @@ class World:
     """Feeds inputs to `advance` and checks everything that must be true after each of them."""
 
     def __init__(
-        self, overrides: dict[str, Any] | None = None, *, now: int = START_MS, goal: str | None = None
+        self,
+        overrides: dict[str, Any] | None = None,
+        *,
+        now: int = START_MS,
+        goal: str | None = None,
+        preset: str = "published",
     ) -> None:
         self.now = now
         self.closed_by: str | None = None
@@ -50,12 +55,14 @@ class World:
             num=1,
             name="one",
             driver={"kind": "scripted", "script": "x"},
-            preset="published",
+            preset=preset,
             settings=overrides or {},
         )
         self.session: Session = evolve(None, created, ss=1, at_ms=now)
-        self.settings = settings_for("published", overrides or {})
-        self.audit = Auditor(cap=self.settings.gate.inbox_cap, gap_ms=self.settings.continuation.min_gap_ms)
+        self.settings = settings_for(preset, overrides or {})
+        self.audit = Auditor(
+            preset=preset, cap=self.settings.gate.inbox_cap, gap_ms=self.settings.continuation.min_gap_ms
+        )
         self.events: list[tuple[int, int, bytes]] = []
         self.refolded: Session | None = None
         self.driving: int | None = None
@@ -198,7 +205,7 @@ class World:
         assert (session.status != "live") == audit.ended
         assert (self.driving is None) == (session.turn is None)
         assert len(session.wakes) <= 8
-        audit.check(closed=self.closed_by is not None)
+        audit.check(closed=self.closed_by is not None, now=self.now)
         self._check_deadline()
         self._check_why()
 

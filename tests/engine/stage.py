@@ -213,7 +213,9 @@ class Stage:
         for row in await self.store.directory():
             session = await self.state(row.sid)
             settings = settings_for(session.preset, session.overrides)
-            auditor = Auditor(cap=settings.gate.inbox_cap, gap_ms=settings.continuation.min_gap_ms)
+            auditor = Auditor(
+                preset=session.preset, cap=settings.gate.inbox_cap, gap_ms=settings.continuation.min_gap_ms
+            )
             stored = await self.events(row.sid)
             auditor.see_all((event.ss, event.at_ms, ev.decode(event.body)) for event in stored)
             assert [w.id for w in session.inbox] == list(auditor.waiting)
