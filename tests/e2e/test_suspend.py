@@ -178,3 +178,38 @@ def test_an_unsuspend_leaves_the_other_holds_alone(daemon: Daemon) -> None:
         with pytest.raises(CallFailed, match="conflict"):
             daemon.call("gate.open", sid, kind="UserSuspend")
         assert len(model.requests) == 5
+
+
+def test_an_inbox_over_its_cap_drops_the_oldest_and_says_so(house: House, daemon: Daemon) -> None:
+    sid = daemon.scripted(house.script(working()))
+    daemon.call("suspend", sid, quarantine=True)
+    sent = [daemon.call("send", sid, text=f"note {n}")["id"] for n in range(105)]
+    assert [w["id"] for w in daemon.ctl("why", sid)["held_back"]] == sent[5:]
+    dropped = daemon.events(sid, "envelope.dropped")
+    assert [(e["b"]["id"], e["b"]["reason"]) for e in dropped] == [(i, "inbox_full") for i in sent[:5]]
+    daemon.call("unsuspend", sid)
+    started = daemon.until(sid, "turn.started")
+    assert started["b"]["envelopes"] == sent[5:]
+    daemon.verified()
+
+
+def test_more_sessions_than_stay_in_memory_keep_what_they_know(house: House, daemon: Daemon) -> None:
+    script = house.script(working())
+    sids = [daemon.scripted(script) for _ in range(300)]
+    for word in ("first", "second"):
+        for sid in sids:
+            daemon.call("send", sid, text=word)
+    for sid in sids[::30]:
+        daemon.until(sid, "turn.completed", lambda b: b["n"] >= 1)
+    seen: set[str] = set()
+    for event in daemon.follow(kinds=["turn.completed"]):
+        seen.add(event["sid"])
+        if len(seen) == 300:
+            break
+    texts: dict[str, set[str]] = {sid: set() for sid in sids}
+    for event in daemon.events(None, "envelope.accepted"):
+        texts[event["sid"]].add(event["b"]["text"])
+    assert all(found == {"first", "second"} for found in texts.values())
+    assert len(daemon.ctl("ps")["sessions"]) == 300
+    daemon.verified()
+    Journal(daemon.data / "journal.sqlite").check()

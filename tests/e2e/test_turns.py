@@ -9,7 +9,7 @@ import pytest
 
 from loopd.testing.endpoint import Call, ask, fail, say
 from tests.e2e.audit import Journal
-from tests.e2e.harness import NO_RULES, Daemon, House, endpoint, free_port, gone
+from tests.e2e.harness import NO_RULES, Daemon, House, endpoint, free_port, gone, working
 
 pytestmark = pytest.mark.process
 BUSY = {"continuation.min_gap_ms": 0, **NO_RULES}
@@ -287,4 +287,20 @@ def test_a_turn_that_waits_for_its_place_is_cut_at_once_and_never_asks_the_model
         streaming(daemon, third)
         assert len(model.requests) == 2
         daemon.call("suspend", third, mode="kill")
+    daemon.verified()
+
+
+def test_a_script_that_went_away_closes_the_gate_instead_of_spinning(house: House) -> None:
+    daemon = house.daemon("gone").start()
+    script = house.script(working(), "gone.jsonl")
+    sid = daemon.scripted(script, goal="write", set=BUSY)
+    daemon.until(sid, "turn.completed", count=2)
+    daemon.call("suspend", sid, mode="kill")
+    script.unlink()
+    daemon.kill()
+    daemon.start()
+    daemon.call("unsuspend", sid)
+    failed = daemon.until(sid, "turn.completed", lambda b: b["outcome"] == "failed")
+    assert "gone.jsonl" in failed["b"]["error"]
+    assert [h["kind"] for h in daemon.call("why", sid)["holds"]] == ["ProviderBackoff"]
     daemon.verified()
