@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from loopd.core import traits
 from loopd.core.masks import mask, masked_digest
-from loopd.core.stop_rules import error_signature
+from loopd.core.stops.signatures import error_signature
 from loopd.core.tools import tool_class
 from loopd_protocol.events import ToolCall, TurnStep
 from loopd_protocol.sources import Trigger

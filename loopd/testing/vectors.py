@@ -21,7 +21,8 @@ from loopd.core.records import CallRecord, StepRecord, canonical, step_record
 from loopd.core.rules import RuleSettings, RulesState, observe_step, restart_scope, tool_repetition
 from loopd.core.rules.tool_repetition import ToolRepetitionParameters
 from loopd.core.settings import settings_of
-from loopd.core.stop_rules import error_signature, unresolved_tools
+from loopd.core.stops.signatures import error_signature
+from loopd.core.stops.unresolved import unresolved_tools
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall, TurnStep
 from loopd_protocol.sources import Trigger

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopd.core.stop_rules import SIGNATURE_LINES, error_signature, unresolved_streak, unresolved_tools
+from loopd.core.stops.signatures import SIGNATURE_LINES, error_signature
+from loopd.core.stops.unresolved import unresolved_streak, unresolved_tools
 
 
 def _same(one: str, other: str, **given: Any) -> bool:

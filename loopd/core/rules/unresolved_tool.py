@@ -7,7 +7,7 @@ import msgspec
 from loopd.core.rules.parameters import Threshold
 from loopd.core.rules.signals import Signal, Thresholds
 from loopd.core.rules.trail import Look
-from loopd.core.stop_rules import unresolved_streak
+from loopd.core.stops.unresolved import unresolved_streak
 
 ID = "unresolved_tool"
 
