@@ -1,251 +1,251 @@
 """Any file to logs: which format it has, line by line, in memory that does not grow with the file.
 
 A fault ends the log that it is in; reading goes on with the next one, so that one bad trajectory
-does not hide the others.
+does not hide the others. Logs that agents append to (Claude Code, Codex, loopd's events) lose only
+the line that cannot be read.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
+import re
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from loopd.core.judge import LoggedStep
-from loopd.trajectory import MAX_LINE_BYTES, Head, Lines, Step, open_script
-from loopd.transcripts import claude_code, codex, loopd_events, swe_agent
-from loopd.transcripts.logs import Begin, Fault, Item, Items, moment_ms
-from loopd_protocol.errors import Refused
+from loopd.transcripts import swe_agent
+from loopd.transcripts.claude_code import Sessions
+from loopd.transcripts.claude_code import recognises as is_claude_code
+from loopd.transcripts.codex import Rollouts
+from loopd.transcripts.codex import recognises as is_codex
+from loopd.transcripts.documents import Members, NoDocument
+from loopd.transcripts.files import CannotRead, Line, Progress, Source, too_long
+from loopd.transcripts.logs import Fault, Importer, Items
+from loopd.transcripts.loopd_events import Events
+from loopd.transcripts.loopd_events import recognises as is_event
+from loopd.transcripts.swe_agent import Trajectory
+from loopd.transcripts.trajectories import Trajectories
 
-DOCUMENT_BYTES = 256 * 1024 * 1024
-"""A `.traj` is one JSON document and has to be read whole; a larger one is refused."""
+SNIFF_LINES = 100
+SNIFF_BYTES = 1024 * 1024
+"""How far is looked for a line that tells the format."""
 
-SNIFF_LINES = 50
-Line = tuple[int, bytes | Fault]
-Progress = Callable[[int], None]
-"""Told how many bytes of the (packed) file were read."""
+FAULTS_MAX = 100
+"""Faults of one file that are told one by one; after that, only how many more there were."""
+
+_IMPORTERS: dict[str, Callable[[str], Importer]] = {
+    "events": Events,
+    "codex": Rollouts,
+    "claude_code": Sessions,
+}
+EXPECTED = "loopd.trajectory, Claude Code, Codex, SWE-agent, mini-swe-agent or loopd's own events"
+_OBJECT_START = re.compile(rb"\s*\{")
+_STEPS_AHEAD = re.compile(rb'"(?:trajectory|messages|history)"\s*:\s*\[|^\s*\{\s*(?:"\w+"\s*:\s*[\{\[])?\s*$', re.DOTALL)  # fmt: skip
 
 
 def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Items:
-    """All logs of a file: `Begin`, then its steps, then the next `Begin`; faults where they are."""
-    name = os.fspath(path)
+    """All logs of a file, or of standard input (`-`): `Begin`, its steps, the next `Begin`; faults in place."""
     try:
-        stream = open_script(path)
-    except Refused as refusal:
-        message = refusal.message.replace("script ", "", 1)
-        yield Fault(where=name, message=message, fatal=True)
+        source = Source(path, progress)
+    except (CannotRead, OSError) as error:
+        yield Fault(where=os.fspath(path), message=str(error), fatal=True)
         return
-    with stream:
-        yield from _read(stream, name, progress)
+    told = 0
+    try:
+        for item in _read(source):
+            if isinstance(item, Fault):
+                told += 1
+                if told > FAULTS_MAX and not item.fatal:
+                    continue
+            yield item
+    finally:
+        source.close()
+    if told > FAULTS_MAX:
+        yield Fault(where=source.name, message=f"{told - FAULTS_MAX} more faults like these")
 
 
-def _read(stream: IO[bytes], name: str, progress: Progress | None) -> Items:
-    lines = _lines(stream, name, progress)
+def _read(source: Source) -> Items:
+    lines = source.lines()
     head: list[Line] = []
+    size = 0
+    document = False
     for line in lines:
-        head.append(line)
         data = line[1]
+        head.append(line)
         if isinstance(data, Fault):
             break
         if not data.strip():
             continue
-        found = _reader_of(data)
-        if found is not None:
-            yield from found(_chain(head, lines), name)
-            return
-        if data.lstrip()[:1] == b"{" and not _is_json(data):
-            yield from _document(_chain(head, lines), name)
-            return
-        if len(head) >= SNIFF_LINES:
+        size += len(data)
+        if too_long(data):
+            if not document and size == len(data) and _STEPS_AHEAD.search(data[:65_536]):
+                yield from _documents(source, head)
+                return
+        else:
+            kind = _kind_of(data)
+            if kind == "document":
+                yield from _documents_by_line(source.name, _chain(head, lines))
+                return
+            if kind is not None:
+                yield from _by_line(source.name, kind, _chain(head, lines))
+                return
+        if size == len(data):
+            document = _OBJECT_START.match(data) is not None
+        if len(head) >= SNIFF_LINES or size > SNIFF_BYTES:
             break
-    fault = head[-1][1] if head else None
-    if isinstance(fault, Fault):
-        yield fault
+    if document and not any(isinstance(data, Fault) or too_long(data) for _, data in head):
+        yield from _documents(source, head)
         return
-    expected = "loopd.trajectory, Claude Code, Codex, SWE-agent, mini-swe-agent or loopd's own events"
-    yield Fault(where=f"{name}, line 1", message=f"no known format; expected {expected}", fatal=True)
+    faults = [data for _, data in head if isinstance(data, Fault)]
+    if faults:
+        yield from faults
+        return
+    if not size:
+        yield Fault(where=source.name, message=f"empty; expected {EXPECTED}", fatal=True)
+        return
+    yield Fault(where=f"{source.name}, line 1", message=f"no known format; expected {EXPECTED}", fatal=True)
 
 
 def _chain(head: list[Line], lines: Iterator[Line]) -> Iterator[Line]:
-    yield from head
+    while head:
+        yield head.pop(0)
     yield from lines
 
 
-def _lines(stream: IO[bytes], name: str, progress: Progress | None) -> Iterator[Line]:
-    number = 0
-    while True:
-        number += 1
-        where = f"{name}, line {number}"
-        try:
-            data = stream.readline(MAX_LINE_BYTES + 1)
-            if len(data) > MAX_LINE_BYTES and not data.endswith(b"\n"):
-                if number == 1 and _whole_document(data):
-                    yield number, data
-                    continue
-                _skip_line(stream)
-                yield number, Fault(where=where, message=f"longer than {MAX_LINE_BYTES} bytes")
-                continue
-        except (OSError, EOFError, zlib.error) as error:
-            yield number, Fault(where=where, message=f"cannot be unpacked: {error}", fatal=True)
-            return
-        if not data:
-            return
-        if progress is not None and number % 64 == 1:
-            progress(_position(stream))
-        yield number, data
-
-
-def _position(stream: IO[bytes]) -> int:
-    raw = getattr(getattr(stream, "raw", None), "myfileobj", None)
-    return int((raw or stream).tell())
-
-
-def _whole_document(data: bytes) -> bool:
-    return b'"trajectory"' in data[:65_536] or b'"messages"' in data[:65_536]
-
-
-def _skip_line(stream: IO[bytes]) -> None:
-    while True:
-        data = stream.readline(MAX_LINE_BYTES)
-        if not data or data.endswith(b"\n"):
-            return
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-def _reader_of(data: bytes) -> Callable[[Iterator[Line], str], Items] | None:
+def _object_of(data: bytes) -> dict[str, Any] | str:
+    """The object on a line, or what is wrong with it."""
     try:
         line = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(line, dict):
+    except (msgspec.DecodeError, UnicodeError) as error:
+        return str(error)
+    except RecursionError:
+        return "nested too deeply"
+    return line if isinstance(line, dict) else f"{type(line).__name__}; expected an object"
+
+
+def _kind_of(data: bytes) -> str | None:
+    line = _object_of(data)
+    if isinstance(line, str):
         return None
     if line.get("t") in {"trajectory", "step"}:
-        return _trajectories
-    if loopd_events.recognises(line):
-        return _objects(loopd_events.steps)
-    if codex.recognises(line):
-        return _objects(codex.steps)
-    if claude_code.recognises(line):
-        return _objects(claude_code.steps)
+        return "trajectory"
+    if is_event(line):
+        return "events"
+    if is_codex(line):
+        return "codex"
+    if is_claude_code(line):
+        return "claude_code"
     if swe_agent.recognises(line):
-        return _document
+        return "document"
     return None
 
 
-def _trajectories(lines: Iterator[Line], name: str) -> Items:
-    decoder = Lines(name)
-    seen = False
-    last = 0
-    skipping = False
+def _by_line(name: str, kind: str, lines: Iterator[Line]) -> Items:
+    if kind == "trajectory":
+        yield from _trajectories(name, lines)
+        return
+    importer = _IMPORTERS[kind](name)
     for number, data in lines:
-        if isinstance(data, Fault):
-            yield data
-            decoder.headed, skipping = False, True
+        fault = _fault_of(name, number, data)
+        if fault is not None:
+            yield fault
             continue
+        assert isinstance(data, bytes)
+        if not data.strip():
+            continue
+        line = _object_of(data)
+        if isinstance(line, str):
+            yield Fault(where=f"{name}, line {number}", message=line)
+        else:
+            yield from importer.line(number, line)
+    yield from importer.end()
+
+
+def _fault_of(name: str, number: int, data: bytes | Fault) -> Fault | None:
+    if isinstance(data, Fault):
+        return data
+    if too_long(data):
+        return Fault(where=f"{name}, line {number}", message=f"longer than {len(data) - 1} bytes")
+    return None
+
+
+def _trajectories(name: str, lines: Iterator[Line]) -> Items:
+    importer = Trajectories(name)
+    for number, data in lines:
+        fault = _fault_of(name, number, data)
+        if fault is not None:
+            yield from importer.broken(fault)
+        else:
+            assert isinstance(data, bytes)
+            yield from importer.line(number, data)
+    yield from importer.end()
+
+
+def _documents_by_line(name: str, lines: Iterator[Line]) -> Items:
+    """One document a line; the first line is one."""
+    for number, data in lines:
+        where = f"{name}, line {number}"
+        fault = _fault_of(name, number, data)
+        if fault is not None:
+            yield fault
+            continue
+        assert isinstance(data, bytes)
+        if not data.strip():
+            continue
+        document = _object_of(data)
+        if isinstance(document, str) or not swe_agent.recognises(document):
+            message = document if isinstance(document, str) else "no trajectory"
+            yield Fault(where=where, message=message)
+            continue
+        importer = Trajectory(name if number == 1 else f"{name}:{number}")
+        for key, value in document.items():
+            if key in swe_agent.LISTS and isinstance(value, list):
+                for element in value:
+                    yield from importer.element(key, element)
+            elif key in swe_agent.MEMBERS:
+                yield from importer.member(key, value)
+        yield from importer.end()
+
+
+def _documents(source: Source, head: list[Line]) -> Items:
+    """Documents over many lines, or too long for one."""
+    members = Members(wanted=swe_agent.MEMBERS, lists=swe_agent.LISTS)
+    importer = Trajectory(source.name)
+    steps = any_document = False
+
+    def pieces() -> Iterator[bytes | Fault]:
+        for _, data in head:
+            yield data
+        head.clear()
+        yield from source.pieces()
+
+    def where() -> str:
+        return f"{source.name}, line {members.line + 1}"
+
+    for piece in pieces():
+        if isinstance(piece, Fault):
+            yield Fault(where=where(), message=piece.message, fatal=True)
+            return
         try:
-            item = decoder.decode(data, number)
-        except Refused as refusal:
-            if not (skipping and '"t":"step"' in data[:200].decode("utf-8", "replace").replace(" ", "")):
-                yield Fault(where=f"{name}, line {number}", message=_message(refusal, name, number))
-            decoder.headed, skipping = False, True
-            continue
-        if isinstance(item, Head):
-            seen, skipping, last = True, False, 0
-            yield Begin(
-                id=item.id or f"{name}:{number}",
-                source=item.source,
-                task=item.task,
-                outcome=item.outcome,
-                label=item.label,
-            )
-        elif isinstance(item, Step):
-            if item.n <= last:
-                message = f"step {item.n} after step {last}; expected rising numbers"
-                yield Fault(where=f"{name}, line {number}", message=message)
-                decoder.headed, skipping = False, True
-                continue
-            last = item.n
-            yield _logged(item)
-    if not seen and not skipping:
-        yield Fault(where=name, message="holds no trajectory", fatal=True)
-
-
-def _message(refusal: Refused, name: str, number: int) -> str:
-    return refusal.message.removeprefix(f"{name!r}, line {number}: ")
-
-
-def _logged(step: Step) -> LoggedStep:
-    return LoggedStep(
-        n=step.n,
-        text=step.text,
-        calls=step.calls,
-        usage=step.usage,
-        trigger=step.trigger,
-        at_ms=moment_ms(step.at),
-        state_fingerprint=step.state_fingerprint,
-    )
-
-
-def _objects(
-    steps: Callable[[Iterator[tuple[int, dict[str, Any]]], str], Items],
-) -> Callable[[Iterator[Line], str], Items]:
-    def read_objects(lines: Iterator[Line], name: str) -> Items:
-        faults: list[Fault] = []
-
-        def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-            for number, data in lines:
-                if isinstance(data, Fault):
-                    faults.append(data)
+            for key, raw, listed in members.feed(piece):
+                if key is None:
+                    yield from importer.end()
+                    any_document = any_document or steps
+                    importer, steps = Trajectory(f"{source.name}:{members.line + 1}"), False
                     continue
-                if not data.strip():
-                    continue
-                try:
-                    line = msgspec.json.decode(data)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    message = str(error) or "nested too deeply"
-                    faults.append(Fault(where=f"{name}, line {number}", message=message))
-                    continue
-                if isinstance(line, dict):
-                    yield number, line
-
-        yield from steps(objects(), name)
-        # a line that an agent left half-written costs that line, not the log
-        for fault in faults:
-            yield msgspec.structs.replace(fault, broke_log=fault.fatal)
-
-    return read_objects
-
-
-def _document(lines: Iterator[Line], name: str) -> Items:
-    parts: list[bytes] = []
-    size = 0
-    for _, data in lines:
-        if isinstance(data, Fault):
-            yield data
+                value = msgspec.json.decode(raw)
+                if listed:
+                    steps = True
+                    yield from importer.element(key, value)
+                else:
+                    yield from importer.member(key, value)
+        except (NoDocument, msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            message = str(error) or "nested too deeply"
+            yield Fault(where=where(), message=f"no JSON document: {message}", fatal=True)
             return
-        size += len(data)
-        if size > DOCUMENT_BYTES:
-            yield Fault(where=name, message=f"one document of over {DOCUMENT_BYTES} bytes", fatal=True)
-            return
-        parts.append(data)
-    try:
-        document = msgspec.json.decode(b"".join(parts))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        yield Fault(where=name, message=f"no JSON: {error or 'nested too deeply'}", fatal=True)
-        return
-    if not isinstance(document, dict) or not swe_agent.recognises(document):
-        yield Fault(where=name, message="a JSON document of no known format", fatal=True)
-        return
-    yield from swe_agent.steps(document, name)
-
-
-__all__ = ["Item", "read"]
+    if members.inside:
+        yield Fault(where=where(), message="the document ends too early; expected '}'", fatal=True)
+    elif not any_document:
+        message = f"a JSON document of no known format; expected {EXPECTED}"
+        yield Fault(where=source.name, message=message, fatal=True)

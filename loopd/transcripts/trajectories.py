@@ -1,0 +1,85 @@
+"""`loopd.trajectory` as items: a bad line ends the trajectory that it is in, not the file."""
+
+from __future__ import annotations
+
+import re
+
+from loopd.core.judge import LoggedStep
+from loopd.trajectory import Head, Lines, Step
+from loopd.transcripts.logs import LABEL_CHARS, TASK_CHARS, TEXT_CHARS, Begin, Fault, Items, moment_ms
+from loopd_protocol.errors import Refused
+from loopd_protocol.events import ToolCall
+
+_STEP = re.compile(rb'\s*\{\s*"t"\s*:\s*"step"')
+_EXPECTED = "the steps up to the next trajectory are skipped"
+
+
+class Trajectories:
+    """Importer of lines of bytes; a fault names its line and what is skipped because of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lines = Lines(name)
+        self._last = 0
+        self._skipping = False
+        self._seen = False
+
+    def line(self, number: int, data: bytes) -> Items:
+        """Read one line."""
+        if self._skipping and _STEP.match(data):
+            return
+        try:
+            item = self._lines.decode(data, number)
+        except Refused as refusal:
+            message = refusal.message.removeprefix(f"{self._name!r}, line {number}: ")
+            yield from self.broken(Fault(where=f"{self._name}, line {number}", message=message))
+            return
+        if isinstance(item, Head):
+            self._seen, self._skipping, self._last = True, False, 0
+            yield Begin(
+                id=item.id[:LABEL_CHARS] or f"{self._name}:{number}",
+                source=item.source[:LABEL_CHARS],
+                task=item.task and item.task[:TASK_CHARS],
+                outcome=item.outcome and item.outcome[:LABEL_CHARS],
+                label=item.label and item.label[:LABEL_CHARS],
+                whole=True,
+            )
+        elif isinstance(item, Step):
+            if item.n <= self._last:
+                message = f"step {item.n} after step {self._last}; expected rising numbers"
+                yield from self.broken(Fault(where=f"{self._name}, line {number}", message=message))
+                return
+            self._last = item.n
+            yield _logged(item)
+
+    def broken(self, fault: Fault) -> Items:
+        """A line that is no line."""
+        self._lines.headed, self._skipping = False, True
+        self._seen = True
+        yield fault
+
+    def end(self) -> Items:
+        """No more lines."""
+        if not self._seen:
+            yield Fault(where=self._name, message="holds no trajectory", fatal=True)
+
+
+def _logged(step: Step) -> LoggedStep:
+    return LoggedStep(
+        n=step.n,
+        text=step.text[:TEXT_CHARS],
+        calls=tuple(_cut(call) for call in step.calls),
+        usage=step.usage,
+        trigger=step.trigger,
+        at_ms=moment_ms(step.at),
+        state_fingerprint=step.state_fingerprint,
+    )
+
+
+def _cut(call: ToolCall) -> ToolCall:
+    if call.result is None or len(call.result) <= TEXT_CHARS:
+        return call
+    return ToolCall(
+        **{name: getattr(call, name) for name in call.__struct_fields__ if name != "result"},
+        result=call.result[:TEXT_CHARS],
+    )
