@@ -49,7 +49,7 @@ _POLLS = re.compile(
     r"|systemctl\s+(?:status|is-active)\b|squeue\b|sacct\b|qstat\b|pgrep\b|jobs\b|ps\s|nvidia-smi\b"
     r"|curl\s[^|;&]*(?:status|health|ready|jobs?/|builds?/|runs?/|tasks?/|progress)"
     r"|(?:aws|gcloud|az|terraform|helm)\s[^;|&]*(?:status|describe|wait)|argocd\s+app\s+(?:get|wait)"
-    r"|tail\s+(?:-\S+\s+)*\S*\.(?:log|out)\b)"
+    r"|tail\s+(?:-\S+\s+(?:\d+\s+)?)*\S*\.(?:log|out)\b)"
 )
 _SPLIT = re.compile(r"\s*(?:&&|\|\||[;\n|])\s*")
 _SLEEP = re.compile(r"sleep(?:\s+[\d.]+[smhd]?)+$|wait(?:\s+(?:\$!|\d+|%\d+))?$")

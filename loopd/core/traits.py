@@ -75,7 +75,7 @@ TOOLS: MappingProxyType[str, ToolTraits] = MappingProxyType(
 
 _POLL_NAME = re.compile(
     r"(?:^|[_.\-/])(?:poll|wait|watch|status|progress|health|heartbeat)(?:$|[_.\-/])"
-    r"|(?:Status|Progress|Poll|Wait|Health)(?:$|[A-Z])|(?:^|[_.\-/])(?:check|get)_(?:job|build|task|run|deploy\w*|queue|inbox|board)s?$"
+    r"|^(?:poll|wait|watch)[A-Z]|(?:Status|Progress|Poll|Wait|Health)(?:$|[A-Z])|(?:^|[_.\-/])(?:check|get)_(?:job|build|task|run|deploy\w*|queue|inbox|board)s?$"
 )
 _READ_NAME = re.compile(
     r"(?:^|__|[./])(?:get|list|search|find|query|lookup|look_up|fetch|read|view|show|describe|check|inspect|browse)(?:[_\-.]|$|[A-Z])"

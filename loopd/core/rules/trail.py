@@ -219,12 +219,13 @@ def look(
         + min(trail.tokens, 2**40 - 1).to_bytes(5, "big")
     )
     label = "; ".join(call.label for call in calls[:3]) if calls else " ".join(record.text[:200].split())
+    label = label[:LABEL_CHARS].encode("utf-8", "replace").decode()  # it is stored: no lone surrogates
     task = (trail.task or any(call.background for call in calls)) and not any(call.ended for call in calls)
     after = Trail(
         steps=packed.push(trail.steps, entry, STEPS),
         calls=(trail.calls + entries)[-CALLS * CALL_BYTES :],
         outcomes=trail.outcomes,
-        labels=(*trail.labels, label[:LABEL_CHARS])[-LABELS:],
+        labels=(*trail.labels, label)[-LABELS:],
         tokens=trail.tokens + record.tokens,
         wrote=record.n if wrote else trail.wrote,
         task=task,
