@@ -234,6 +234,21 @@ VERBS: dict[str, Verb] = {
         "loopctl verify",
         "loopctl verify mapper --suspended-since 918280",
     ),
+    "inspect": Verb(
+        "judge any agent's log, without a daemon",
+        "inspection:run_inspect",
+        sign.inspect,
+        "loopctl inspect run.jsonl.gz",
+        "loopctl inspect ~/.claude/projects/*/*.jsonl --html report.html",
+        "zcat runs.jsonl.gz | loopctl inspect - --format json --fail-on hard",
+    ),
+    "backtest": Verb(
+        "recorded runs under other settings",
+        "backtest:run_backtest",
+        sign.backtest,
+        "loopctl backtest runs.jsonl.gz --set rules.exact_repeat.soft=3",
+        "loopctl backtest --session mapper --set rules.near_duplicate_text.soft=2 --format md",
+    ),
     "completion": Verb(
         "print shell completion",
         "completion:print_script",
