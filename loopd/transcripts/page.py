@@ -21,6 +21,9 @@ CELLS_MAX = 100_000
 QUIET_MAX = 50
 """Logs without findings that are drawn."""
 
+FOLDED_MIN = 20
+"""More logs without findings than this are folded away behind those with findings."""
+
 FINDINGS_MAX = 200
 """Findings of one log that are listed."""
 
@@ -51,6 +54,7 @@ class Page:
         self._found: list[str] = []
         self._quiet: list[str] = []
         self._sections: list[str] = []
+        self._quiet_sections: list[str] = []
         self._cells = 0
         self._drawn_quiet = 0
         self._logs = self._steps = self._nudged = self._stopped = self._tokens = self._after = 0
@@ -75,7 +79,8 @@ class Page:
             linked = drawn or bool(verdict.findings)
             rows.append(_row(report, self._logs if linked else None))
             if linked:
-                self._sections.append("".join(_section(report, self._logs, drawn=drawn)))
+                sections = self._sections if verdict.findings else self._quiet_sections
+                sections.append("".join(_section(report, self._logs, drawn=drawn)))
 
     def write(self) -> None:
         """Put the page in its place, all at once.
@@ -108,22 +113,26 @@ class Page:
         )  # fmt: skip
         yield '<dl class="tiles">'
         for name, value in tiles:
+            if name.startswith("tokens") and not self._tokens:
+                continue  # no log says
             yield f"<div><dt>{name}</dt><dd>{value:,}</dd></div>"
         yield "</dl>\n"
-        rows = (self._found + self._quiet)[:ROWS_MAX]
-        names = ("log", "written by", "steps", "verdict", "first soft", "first hard", "tokens after", "rules")
-        yield '<div class="scroll"><table><thead><tr>'
-        yield from (f"<th>{name}</th>" for name in names)
-        yield "</tr></thead><tbody>\n"
-        yield from rows
-        yield "</tbody></table></div>\n"
-        if len(rows) < self._logs:
-            yield f'<p class="note">{self._logs - len(rows)} more logs are not listed.</p>\n'
-        if len(self._sections) < len(rows):
-            missing = len(rows) - len(self._sections)
+        quiet = self._quiet[: ROWS_MAX - len(self._found)]
+        folded = bool(self._found) and len(quiet) > FOLDED_MIN
+        yield from _table(self._found if folded else self._found + quiet)
+        if folded:
+            yield f"<details><summary>{len(quiet)} logs without findings</summary>\n"
+            yield from _table(quiet)
+            yield "</details>\n"
+        listed = len(self._found) + len(quiet)
+        if listed < self._logs:
+            yield f'<p class="note">{self._logs - listed} more logs are not listed.</p>\n'
+        missing = listed - len(self._sections) - len(self._quiet_sections)
+        if missing:
             yield f'<p class="note">{missing} logs without findings are not drawn.</p>\n'
         yield LEGEND
         yield from self._sections
+        yield from self._quiet_sections
         yield "</main></body></html>\n"
 
 
@@ -134,10 +143,19 @@ LEGEND = """\
 <li><svg width="12" height="12"><rect class="text" width="12" height="12" rx="2"/></svg>text only</li>
 <li><svg width="12" height="12"><path class="human" d="M1 1h10L6 10z"/></svg>a person spoke</li>
 <li><svg width="12" height="12"><path class="turn" d="M1 1h10L6 10z"/></svg>another turn</li>
-<li><svg width="12" height="12"><circle class="soft" cx="6" cy="6" r="5"/></svg>soft finding</li>
-<li><svg width="12" height="12"><path class="hard" d="M6 0l6 6-6 6-6-6z"/></svg>hard finding</li>
+<li><svg width="12" height="12"><circle class="soft" cx="6" cy="6" r="5"/></svg>finding</li>
+<li><svg width="12" height="12"><path class="hard" d="M6 0l6 6-6 6-6-6z"/></svg>finding that would have stopped it</li>
 </ul>
 """
+
+
+def _table(rows: Sequence[str]) -> Iterator[str]:
+    names = ("log", "written by", "steps", "verdict", "first soft", "first hard", "tokens after", "rules")
+    yield '<div class="scroll"><table><thead><tr>'
+    yield from (f"<th>{name}</th>" for name in names)
+    yield "</tr></thead><tbody>\n"
+    yield from rows
+    yield "</tbody></table></div>\n"
 
 
 def _row(report: Report, number: int | None) -> str:
@@ -213,7 +231,8 @@ def _picture(report: Report) -> Iterator[str]:
     right = LEFT + wide * len(shapes)
     places = {shape.n: index for index, shape in enumerate(shapes)}
     label = f"{report.judgement.steps} steps, {len(report.judgement.findings)} findings"
-    yield f'<svg role="img" aria-label="{label}" width="{right + 12:.0f}" height="{_HEIGHT}">\n'
+    height = _HEIGHT if report.tokens else _TOKENS_Y + 18
+    yield f'<svg role="img" aria-label="{label}" width="{right + 12:.0f}" height="{height}">\n'
     for name, y in (("steps", _CELLS_Y + 20), ("findings", _FOUND_Y + 10)):
         yield f'<text class="label" x="0" y="{y}">{name}</text>'
     for rung, name in enumerate(RUNGS):
@@ -229,7 +248,7 @@ def _picture(report: Report) -> Iterator[str]:
     for index, shape in enumerate(shapes):
         if shape.n % every == 0 or (index == 0 and every > 1):
             x = LEFT + wide * (index + 0.5)
-            yield f'<text class="axis" x="{x:.1f}" y="{_HEIGHT - 4}">{shape.n}</text>'
+            yield f'<text class="axis" x="{x:.1f}" y="{height - 4}">{shape.n}</text>'
     yield "</svg>"
 
 
@@ -295,7 +314,7 @@ def _marks(findings: Sequence[Judged], places: dict[int, int], wide: float) -> I
         x, y = LEFT + wide * (places[step] + 0.5 * (1 - GAP)), _FOUND_Y + 6
         lines = [f"step {step}: {f.rule}, {f.level}, {f.verdict}\n" + "\n".join(f.evidence) for f in found]
         title = escape("\n".join(lines))
-        if any(f.level == "hard" for f in found):
+        if any(f.level == "hard" or f.verdict in {"close", "terminate"} for f in found):
             mark = f'<path class="hard" d="M{x:.1f} {y - 7}l7 7-7 7-7-7z">'
             yield f"{mark}<title>{title}</title></path>"
         else:

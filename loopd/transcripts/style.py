@@ -42,6 +42,8 @@ td:first-child { min-width: 4em; }
 .n { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .findings td:nth-child(-n+5) { white-space: nowrap; }
 td ul { margin: 0; padding: 0; list-style: none; font: 12px/1.5 ui-monospace, monospace; }
+details { margin-top: 12px; }
+summary { cursor: pointer; color: var(--faint); }
 .task { margin: 6px 0 0; max-width: 90ch; overflow-wrap: anywhere; }
 a { color: inherit; text-decoration-color: var(--faint); text-underline-offset: 3px; }
 .pill { font-size: 12px; font-weight: 500; padding: 1px 9px; border-radius: 10px; border: 1px solid currentcolor; white-space: nowrap; }

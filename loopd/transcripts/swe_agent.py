@@ -6,6 +6,7 @@ calls, chat with a fenced block, and responses with output items.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -85,7 +86,7 @@ class Trajectory:
         if not self._begun:
             self._begun = "begun"
             source = "swe-agent" if key == "trajectory" else "mini-swe-agent"
-            yield Begin(id=self._name, source=source, whole=True)
+            yield Begin(id=os.path.basename(self._name), source=source, whole=True)
 
     def _row(self, row: dict[str, Any]) -> LoggedStep:
         self._n += 1
