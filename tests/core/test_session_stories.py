@@ -769,3 +769,31 @@ def test_hardened_no_continuation_starts_while_others_pass() -> None:
     world.whole_turn("no progress at all")
     assert passes(world.tick_through(START_MS + 2 * HOUR - 1)) == []
     assert passes(world.tick_through(START_MS + 2 * HOUR)) == [False]
+
+
+def test_a_job_with_the_name_of_a_wake_up_does_not_swallow_it() -> None:
+    world = World()
+    world.send()
+    world.ask("wake_me", after_secs=60)
+    wake = world.session.wakes[0].id
+    world.whole_turn()
+    world.apply(put("* * * * *", job=wake))
+    world.apply(suspend())
+    world.tick_through(START_MS + MINUTE)
+    assert sorted(w.source.value for w in world.session.inbox) == ["cron", "rewake"]
+    assert not world.of(ev.EnvelopeCoalesced)
+
+
+def test_an_agent_that_flips_its_goal_does_not_wipe_the_evidence_and_a_person_does() -> None:
+    call = ToolCall(id="c", name="shell", args={"cmd": "ls"}, ok=True, result="same")
+    for who, fired in (("agent", True), ("person", False)):
+        world = World(goal="win")
+        world.send("agent")
+        world.step(calls=(call,))
+        if who == "agent":
+            world.ask("update_goal", status="paused")
+        else:
+            world.apply(GoalChangeRequested(by=BY, status="paused"))
+        world.step(calls=(call,))
+        world.step(calls=(call,))
+        assert [d.rule for d in world.of(ev.DegenerationDetected)] == (["tool_repetition"] if fired else [])
