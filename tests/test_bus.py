@@ -90,6 +90,14 @@ async def test_a_tail_reads_the_ring_and_a_straggler_the_store() -> None:
 
 
 @pytest.mark.anyio
+async def test_every_cursor_around_the_end_of_the_ring_goes_on_where_it_was() -> None:
+    bus, shelf = make(ring_events=8)
+    publish(bus, shelf, 40)
+    for after in range(41):
+        assert await drain(bus, after, limit=3) == (list(range(after + 1, 41)), [])
+
+
+@pytest.mark.anyio
 async def test_a_frozen_reader_gets_everything_later_and_costs_nothing_now() -> None:
     bus, shelf = make(ring_events=64)
     chunk = await bus.read(0)

@@ -12,8 +12,6 @@ _FSYNC_FAILED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_
 
 def of_the_storage(error: Exception) -> bool:
     """Whether the storage failed, and not one of the items."""
-    if isinstance(error, OSError):
-        return True
     if not isinstance(error, sqlite3.Error) or isinstance(
         error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.ProgrammingError | sqlite3.DataError
     ):

@@ -258,7 +258,18 @@ async def a_batch_that_does_not_follow_is_refused(stage: Stage) -> None:
         story.tell(story.envelope())  # never submitted
         assert await refused(store.submit(story.tell(story.envelope()))) == "conflict"
         assert await refused(store.submit(first)) == "conflict"
-        assert store.head == 1
+        other = Story(2)
+        await store.submit(other.created())
+        before = other.state
+        append = other.tell(other.envelope())
+        for wrong in (
+            msgspec.structs.replace(append, before=append.after),
+            msgspec.structs.replace(append, before=None),
+            msgspec.structs.replace(append, after=before),
+            msgspec.structs.replace(append, facts=(*append.facts, *append.facts)),
+        ):
+            assert await refused(store.submit(wrong)) == "conflict"
+        assert store.head == 2
         await verified(store)
 
 
