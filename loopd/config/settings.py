@@ -103,7 +103,7 @@ class Sessions(Section, frozen=True, kw_only=True):
 
     preset: Annotated[
         Literal["published", "hardened"], Meta(description="Rule preset of a session that names none.")
-    ] = "published"
+    ] = "hardened"
     set: Annotated[
         dict[str, Any],
         Meta(

@@ -110,7 +110,8 @@ PRESETS: MappingProxyType[str, Settings] = MappingProxyType(
 )
 """Presets by name: what holds before any override."""
 
-DEFAULT_PRESET = "published"
+DEFAULT_PRESET = "hardened"
+"""What holds where nobody named a preset."""
 
 ALIASES: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -81,7 +81,8 @@ def play(stage: Stage) -> None:
 
     stage.chapter("an agent with a goal that it cannot reach")
     stage.command(
-        f"loopctl new --driver scripted --script incident.jsonl --goal … --set continuation.min_gap_ms={GAP_MS}"
+        "loopctl new --driver scripted --script incident.jsonl --preset published --goal … "
+        f"--set continuation.min_gap_ms={GAP_MS}"
     )
     created = stage.client.call(
         {
@@ -89,6 +90,7 @@ def play(stage: Stage) -> None:
             "driver": {"kind": "scripted", "script": str(path)},
             "name": "benchmark",
             "goal": "raise the benchmark score to 100/100",
+            "preset": "published",
             "set": {"continuation.min_gap_ms": GAP_MS},
         }
     )

@@ -37,6 +37,7 @@ def play(stage: Stage, *, base_url: str, model: str, api_key_env: str | None, te
             },
             "name": "live",
             "goal": GOAL,
+            "preset": "published",
             "set": {"continuation.min_gap_ms": GAP_MS},
         }
     )

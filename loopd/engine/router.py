@@ -74,7 +74,7 @@ class Router:
         concurrent_turns: int = 64,
         max_sessions: int = 100_000,
         crash_loop_boots: int = 3,
-        default_preset: str = "published",
+        default_preset: str = "hardened",
         default_overrides: Mapping[str, Any] | None = None,
     ) -> None:
         self.store = store

@@ -64,7 +64,7 @@ class Stage:
         script = self.house.script(texts, f"{name}.jsonl")
         more = ["--goal", goal] if goal is not None else []
         made = self.ok(
-            "new", "--driver", "scripted", "--script", str(script), "--name", name,
+            "new", "--preset", "published", "--driver", "scripted", "--script", str(script), "--name", name,
             "--set", "continuation.min_gap_ms=0", *more, *words,
         )  # fmt: skip
         assert set(made) >= {"sid"}

@@ -570,7 +570,7 @@ def test_a_session_file_is_read_relative_to_itself(stage: Stage, tmp_path: Path)
     stage.house.script([FILLER], "agent.jsonl")
     file = stage.house.folder / "agent.toml"
     file.write_text(
-        'goal = "from the file"\nworkspace = "."\n[driver]\nkind = "scripted"\nscript = "agent.jsonl"\n'
+        'goal = "from the file"\npreset = "published"\nworkspace = "."\n[driver]\nkind = "scripted"\nscript = "agent.jsonl"\n'
         "[labels]\nteam = 'a'\n[set]\nrules.repeated_text.threshold = 7\ncontinuation.min_gap_ms = 0\n"
     )
     made = stage.ok("new", "-f", str(file), "-l", "extra=1", "--goal", "from the option")

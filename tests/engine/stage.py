@@ -152,6 +152,7 @@ class Stage:
         """Create a session that plays `play`; returns its sid."""
         if run is not None:
             self.plays[play] = run
+        given = {"preset": "published"} | given
         answer = await self.call(cm.SessionCreate(driver=cm.ScriptedSpec(script=play), **given))
         return str(answer.result["sid"])
 

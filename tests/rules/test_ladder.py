@@ -350,6 +350,15 @@ def test_a_person_who_left_is_not_there_any_more() -> None:
     assert world.kinds == ["Degeneration"]
 
 
+def test_a_person_is_there_for_a_quarter_of_an_hour() -> None:
+    world = hardened(goal=None)
+    world.send("human")
+    world.now += 15 * MINUTE - 1
+    for _ in range(6):
+        done = same_call(world)
+    assert not done.stop
+
+
 def test_human_input_begins_anew_but_the_loop_is_remembered_for_relapse() -> None:
     world = hardened()
     next_turn(world)

@@ -296,3 +296,64 @@ def test_the_two_presets_share_no_rule() -> None:
     assert on("hardened") == {*lanes.IDS, "chanting"}
     assert settings_of("hardened", {}).continuation.backoff_s == (60, 300, 900, 3_600)
     assert settings_of("hardened", {}).continuation.backoff_after == 5
+
+
+def test_the_hardened_preset_has_the_numbers_of_the_table() -> None:
+    rules = settings_of("hardened", {}).rules
+    table = {
+        "exact_repeat": (4, 8, {"soft_identical": 3}),
+        "cycle": (3, 5, {"max_period": 8}),
+        "interleaved_repeat": (4, 8, {"window": 30}),
+        "same_result": (6, 12, {}),
+        "error_streak": (4, 12, {"soft_any": 8}),
+        "noop_calls": (3, 8, {"soft_window": 6, "window": 20}),
+        "near_duplicate_text": (3, 10, {"soft_attended": 5, "similarity_permille": 600, "memory": 6}),
+        "toolless_streak": (8, 12, {}),
+        "barren_score": (8, 12, {}),
+        "poll_unchanged": (5, 20, {"hard_after_s": 1_800}),
+        "sweep": (24, 60, {}),
+        "compaction_thrash": (2, 3, {"progress_steps": 3}),
+        "edge_loop": (6, 8, {}),
+        "unresolved_tool": (3, 5, {}),
+    }
+    assert set(table) == set(lanes.IDS) - {"wake_storm"}
+    for rule, (soft, hard, more) in table.items():
+        parameters = getattr(rules, rule)
+        assert (parameters.soft, parameters.hard) == (soft, hard), rule
+        assert {name: getattr(parameters, name) for name in more} == more
+        assert parameters.mode == "act"
+    assert (rules.wake_storm.soft, rules.wake_storm.burst_s, rules.wake_storm.factor) == (3, 30, 2)
+    chanting = rules.chanting
+    assert (chanting.window_chars, chanting.novelty_permille, chanting.words) == (4_000, 20, 8)
+
+
+def test_the_windows_are_exact() -> None:
+    other = iter(range(1_000))
+
+    def filled(length: int, at: set[int], made: Any) -> list[Any]:
+        return [
+            made if n in at else read(f"f{next(other)}", f"new {next(other)}") for n in range(1, length + 1)
+        ]
+
+    build = sh("npm run build", "error TS2304: no foo")
+    assert first("interleaved_repeat", log(*filled(30, {1, 11, 21, 30}, build)), "soft") == 30
+    assert first("interleaved_repeat", log(*filled(31, {1, 11, 21, 31}, build)), "soft") is None
+    assert first("noop_calls", log(*filled(20, {1, 3, 5, 7, 9, 20}, sh("true"))), "soft") == 20
+    assert first("noop_calls", log(*filled(21, {1, 3, 5, 7, 9, 21}, sh("true"))), "soft") is None
+    dead = [call("job_status", {}, "exited with code 1")] * 40
+    assert first("poll_unchanged", log(*dead, gap_ms=59_999), "hard", poll_unchanged__soft=0) == 32
+
+
+def test_texts_of_exactly_six_tenths_are_alike() -> None:
+    alike = [
+        "one two three four five six seven eight",
+        "one two three four five six nine ten",
+        "one two three four five six nine ten",
+    ]
+    assert first("near_duplicate_text", log(*alike), "soft") == 3
+    apart_ = [
+        "one two three four five six seven",
+        "one two three four five eight nine",
+        "one two three four ten eleven twelve",
+    ]
+    assert first("near_duplicate_text", log(*apart_), "soft") is None
