@@ -114,7 +114,7 @@ class Trajectory:
                 self._task = True
                 text = text_of(row.get("content"))
                 found = _TASK.search(text)
-                yield Amend(task=task_of((found[1] if found else text).strip()))
+                yield Amend(task=task_of(found[1] if found else text.strip().partition("\n\n")[0]))
         elif role == "tool":
             _observed(self._draft, word(row.get("tool_call_id")), row, row.get("content"))
         elif row.get("type") == "function_call_output":
