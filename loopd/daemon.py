@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
 import loopd
@@ -33,6 +34,7 @@ from loopd.instance import InstanceLock
 from loopd.server.auth import PeerPolicy
 from loopd.server.http import serve_http
 from loopd.server.limits import SocketLimits
+from loopd.server.lineage import Lineage, adopt_orphans, close_memory, own_lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
@@ -47,16 +49,23 @@ STALL_LIMIT_MS = 10_000
 SWITCH_INTERVAL_S = 0.0005
 """Beside a busy event loop the journal's thread fell to 4 k rows/s; with this interval it held 45 k."""
 
+REAP_S = 30.0
 GC_THRESHOLDS = (20_000, 20, 20)
 """Python's own (700, 10, 10) spent a fifth of a busy daemon's processor time looking for garbage."""
 
 
 class Daemon:
-    """One running daemon: its rooms and why it is or is not ready."""
+    """One running daemon: its rooms and why it is or is not ready.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: with a data folder.
+        lineage: how to tell agents on the control socket; None for a daemon that shares its process.
+    """
+
+    def __init__(self, config: Config, *, lineage: Lineage | None = None) -> None:
         assert config.data is not None
         self.config = config
+        self.lineage = lineage
         self.data = Path(config.data)
         self.socket = config.socket_path or str(self.data / "control.sock")
         self.http: str | None = None
@@ -122,6 +131,9 @@ class Daemon:
             "socket": os.path.abspath(self.socket),
             "http": self.http,
             "data": str(self.data),
+            # Said aloud, because people expect otherwise: see docs/explanation/security.md.
+            "isolation": "none",
+            "agents_refused": self.lineage is not None and sys.platform == "linux",
         }
 
     def gauges(self) -> Gauges:
@@ -197,6 +209,8 @@ class Daemon:
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
                     tasks.start_soon(self.lag.run)
+                    if self.lineage is not None:
+                        tasks.start_soon(_reap)
                     await router.open(turns, frozen=store.frozen is not None)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
@@ -210,7 +224,7 @@ class Daemon:
                         now_ms=self.clock.now_ms,
                         version=loopd.__version__,
                         boot=self.boot,
-                        policy=_policy(config),
+                        policy=_policy(config, self.lineage),
                         limits=_limits(config),
                         sock=sock,
                         observe=metrics.command,
@@ -310,8 +324,16 @@ def driver_for(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driv
     return make_driver(sid, spec, workspace)
 
 
-def _policy(config: Config) -> PeerPolicy:
+async def _reap() -> None:
+    ended: frozenset[int] = frozenset()
+    while True:
+        await anyio.sleep(REAP_S)
+        ended = await anyio.to_thread.run_sync(reap, ended)
+
+
+def _policy(config: Config, lineage: Lineage | None) -> PeerPolicy:
     return PeerPolicy(
+        lineage=lineage,
         uids={int(uid): frozenset(scopes) for uid, scopes in config.access.uids.items()},
         gids={int(gid): frozenset(scopes) for gid, scopes in config.access.gids.items()},
     )
@@ -333,12 +355,14 @@ def run(config: Config) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     with InstanceLock(Path(config.data)):
+        adopt_orphans()
+        close_memory()
         anyio.run(_serve, config, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
 
 
 async def _serve(config: Config) -> None:
     try:
-        await Daemon(config).run()
+        await Daemon(config, lineage=own_lineage()).run()
     except* Refused as group:
         refusals = [error for error in _leaves(group) if isinstance(error, Refused)]
         raise refusals[0] from None

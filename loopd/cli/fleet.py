@@ -47,8 +47,17 @@ def status(run: Run) -> None:
             ("data", str(answer.get("data") or "")),
             ("socket", str(answer.get("socket") or run.link.path)),
             ("http", str(answer.get("http") or "")),
+            ("isolation", _isolation(answer)),
         ]
     )
+
+
+def _isolation(answer: dict[str, Any]) -> str:
+    """What keeps agents in, in words; empty for a daemon that does not say."""
+    if answer.get("isolation") != "none":
+        return str(answer.get("isolation") or "")
+    door = "refused at this socket" if answer.get("agents_refused") else "NOT told apart at this socket"
+    return f"none: shell tools have all rights of the daemon's user; agents are {door}"
 
 
 def ps(run: Run) -> None:

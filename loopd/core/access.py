@@ -53,4 +53,9 @@ def authorize(caller: Caller, command: Command) -> None:
         asked.append(command.cmd.type)
     for name in asked:
         if SCOPES[name] not in caller.scopes:
+            if caller.principal.startswith("agent:"):
+                raise Refused(
+                    "forbidden",
+                    f"{name} from inside a session ({caller.principal}); an agent may not command its own daemon",
+                )
             raise Refused("forbidden", f"{name} needs scope {SCOPES[name]!r}; {caller.principal} lacks it")

@@ -18,6 +18,7 @@ from loopd.core.access import Answer, Caller, authorize
 from loopd.core.inputs import Advanced
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
+from loopd.engine.denials import Denials
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
 from loopd.engine.selection import select
@@ -80,6 +81,7 @@ class Dispatcher:
         self._queries = queries
         self._stop = stop
         self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+        self._denials = Denials()
 
     async def dispatch(
         self,
@@ -99,8 +101,9 @@ class Dispatcher:
         try:
             authorize(caller, command)
         except Refused as refusal:
-            denied = ev.CommandDenied(principal=caller.principal, cmd=command.type, code=refusal.code)
-            await self._router.say(denied, principal=caller.principal)
+            if self._denials.worth_writing(caller.principal, self._router.clock.monotonic_ms()):
+                denied = ev.CommandDenied(principal=caller.principal, cmd=command.type, code=refusal.code)
+                await self._router.say(denied, principal=caller.principal)
             raise
         conditions = Conditions(if_rev, if_gate_gen, if_turn)
         mutating = command.type in cm.MUTATING or (isinstance(command, cm.Batch) and not command.dry_run)

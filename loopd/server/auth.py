@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from loopd.core.access import ALL_SCOPES, Caller
+from loopd.server.lineage import Lineage
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import Source
 
@@ -31,7 +32,7 @@ class SocketLike(Protocol):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """User and groups of a peer, as they were when it connected. `pid` is for logs only."""
+    """User, groups and process of a peer, as they were when it connected; `pid` is 0 for unknown."""
 
     uid: int
     gids: tuple[int, ...]
@@ -79,12 +80,14 @@ class PeerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Which local users may connect.
 
     The daemon's own user and root may do everything. `uids` and `gids` give others their scopes;
-    a user who is named twice has all of them. Everybody else is refused.
+    a user who is named twice has all of them. Everybody else is refused. With `lineage`, a process
+    that belongs to an agent has no scopes, whoever its user is.
     """
 
     uids: Mapping[int, frozenset[str]] = {}
     gids: Mapping[int, frozenset[str]] = {}
     owner: int | None = None
+    lineage: Lineage | None = None
 
     def caller(self, peer: Credentials) -> Caller:
         """The caller behind a connection.
@@ -92,6 +95,9 @@ class PeerPolicy(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             Refused: `unauthenticated`: this user is not known here.
         """
+        agent = None if self.lineage is None else self.lineage.session_behind(peer.pid)
+        if agent is not None:
+            return Caller(principal=f"agent:{agent}", scopes=_NO_SCOPES, source=Source.AGENT)
         owner = os.geteuid() if self.owner is None else self.owner
         if peer.uid in {owner, ROOT_UID}:
             scopes = ALL_SCOPES
