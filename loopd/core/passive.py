@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import msgspec
 
 from loopd.core.inputs import House
@@ -20,10 +23,10 @@ def passive_row(session: Session, *, closed_by: str | None = None) -> PassiveRow
         sid=session.sid,
         num=session.num,
         name=session.name,
-        status=session.status,
-        preset=session.preset,
-        goal="" if session.goal is None else session.goal.status,
-        holds=",".join(hold.kind for hold in session.gate.holds),
+        status=_word(session.status),
+        preset=_word(session.preset),
+        goal=_word("" if session.goal is None else session.goal.status),
+        holds=_word(",".join(hold.kind for hold in session.gate.holds)),
         until_ms=max(known) if known and len(known) == len(untils) else None,
         deadline_ms=next_deadline(session, house),
         inbox=len(session.inbox),
@@ -38,6 +41,12 @@ def passive_row(session: Session, *, closed_by: str | None = None) -> PassiveRow
         created_ms=session.created_ms,
         last_turn_ms=session.last_turn_ms,
         running=0 if session.turn is None else 1,
-        trigger="" if session.turn is None else session.turn.trigger.value,
+        trigger=_word("" if session.turn is None else session.turn.trigger.value),
         labels=msgspec.json.encode(session.labels).decode() if session.labels else "",
     )
+
+
+@lru_cache(maxsize=4_096)
+def _word(text: str) -> Any:
+    """The one shared object for a word that many sessions have."""
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -80,6 +81,13 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     principal: str = ""
 
 
+Status = Literal["live", "done_success", "done_partial", "aborted_stuck", "aborted_constraint"]
+Preset = Literal["published", "hardened"]
+GoalStatus = Literal["", "active", "paused", "complete", "infeasible", "blocked"]
+TriggerWord = Literal["", "human", "cron", "rewake", "agent", "channel", "continuation"]
+"""Literals, because msgspec decodes them to one shared object each: 240 bytes less for each session."""
+
+
 class PassiveRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """A session that is not loaded, as lists, metrics and timers need it.
 
@@ -95,9 +103,9 @@ class PassiveRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like
     sid: str
     num: int
     name: str
-    status: str
-    preset: str
-    goal: str
+    status: Status
+    preset: Preset
+    goal: GoalStatus
     holds: str
     until_ms: int | None
     deadline_ms: int | None
@@ -113,5 +121,5 @@ class PassiveRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like
     created_ms: int
     last_turn_ms: int
     running: int
-    trigger: str
+    trigger: TriggerWord
     labels: str
