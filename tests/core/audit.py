@@ -59,7 +59,7 @@ class Auditor:
     def see(self, ss: int, at_ms: int, event: ev.Event) -> None:
         """Take in the next event."""
         assert ss == self.ss + 1, f"a gap: {event.kind} has ss {ss} after {self.ss}"
-        assert not self.ended, f"{event.kind} after the end"
+        assert not self.ended or event.kind == "session.resumed", f"{event.kind} after the end"
         self.ss, self.at_ms = ss, at_ms
         handler = getattr(self, "_" + event.kind.replace(".", "_"), None)
         if handler is not None:
@@ -280,6 +280,11 @@ class Auditor:
         assert not self.holds
         assert event.status in {"done_success", "done_partial", "aborted_stuck", "aborted_constraint"}
         self.ended = True
+
+    def _session_resumed(self, event: ev.SessionResumed) -> None:
+        assert self.ended, "a run begins while another one lives"
+        assert event.run > 1
+        self.ended = False
 
     # -- what must be true between two inputs ----------------------------------------------------
 

@@ -99,6 +99,12 @@ class HeldStore(MemoryStore):
         if not self.held:
             super()._flush()
 
+    def release_one(self) -> None:
+        """Commit the oldest append that waits, and nothing else."""
+        waiting, self._queue = self._queue[1:], self._queue[:1]
+        super()._flush()
+        self._queue = waiting
+
     def release(self) -> None:
         """Commit what has gathered, and everything from now on."""
         self.held = False

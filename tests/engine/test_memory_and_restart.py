@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd, TurnRequest
-from loopd.core.inputs import Ticked
+from loopd.core.inputs import EnvelopeArrived, Ticked
+from loopd.engine import loading
 from loopd.engine import router as router_module
 from loopd.engine.clock import ManualClock
 from loopd.engine.ports import TurnHost
@@ -18,6 +19,7 @@ from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
+from loopd_protocol.sources import Source
 from tests.engine.stage import AGENT, Gate, PlayedDriver, Stage, digest, one_step, rendered, say, stage
 
 pytestmark = pytest.mark.anyio
@@ -98,6 +100,35 @@ async def test_a_running_session_never_leaves_memory() -> None:
         assert answer.result["stopped"] is True
         (cut,) = await on.decoded(sid, ev.TurnInterrupted)
         assert cut.partial == "half"
+
+
+@pytest.mark.usefixtures("tiny_memory")
+async def test_who_still_holds_a_session_that_left_memory_cannot_write_with_it() -> None:
+    async with stage() as on:
+        sid = await on.new()
+        stale = await on.router.loop_of(sid)
+        for _ in range(4):
+            await on.new()
+        await on.send(sid, "by the one that was read again")
+        with pytest.raises(Refused):
+            stale.apply(EnvelopeArrived(source=Source.HUMAN, text="by the stale one", by="x"))
+        await on.settle()
+        assert len(await on.decoded(sid, ev.EnvelopeAccepted)) == 1
+
+
+async def test_what_waits_longer_than_the_history_that_is_read_keeps_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "HISTORY_EVENTS", 3)
+    async with stage() as on:
+        sid = await on.new()
+        await on.call(cm.Suspend(sid=sid, quarantine=True))
+        for n in range(8):
+            await on.send(sid, f"waits {n}")
+        async with await restarted(on) as again:
+            await again.call(cm.Unsuspend(sid=sid))
+            await again.settle()
+            assert [m.text for m in again.requests[0].messages] == [f"waits {n}" for n in range(8)]
 
 
 @pytest.mark.usefixtures("tiny_memory")
@@ -193,10 +224,13 @@ async def test_after_a_restart_holds_deadlines_envelopes_goal_and_counters_are_a
 
 async def test_a_deadline_that_passed_while_the_daemon_was_down_fires_once_soon_after_the_start() -> None:
     async with stage() as on:
-        sids = [await on.new() for _ in range(5)]
+        sids = [await on.new() for _ in range(12)]
         for sid in sids:
             await on.call(cm.Suspend(sid=sid, until_ms=on.clock.now_ms() + MINUTE))
         async with await restarted(on, HOUR) as again:
+            armed = [again.router.timers.deadline_of(sid) or 0 for sid in sids]
+            assert len(set(armed)) > 1, "they do not all come at once"
+            assert min(armed) >= again.clock.now_ms()
             await again.pump_through(router_module.BOOT_SPREAD_MS)
             for sid in sids:
                 (opened,) = [e for e in await again.decoded(sid, ev.GateChanged) if e.cause == "deadline"]

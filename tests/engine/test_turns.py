@@ -80,6 +80,43 @@ async def test_a_turn_that_is_cut_before_its_start_is_durable_is_never_driven() 
         assert [e.cause for e in await on.decoded(sid, ev.TurnInterrupted)] == ["suspend"]
 
 
+async def test_a_turn_whose_cut_is_on_its_way_to_the_disk_is_not_driven_when_its_start_arrives_there() -> (
+    None
+):
+    async with stage() as on:
+        sid = await on.new()
+        on.store.held = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(on.send, sid)
+            await on.settle()
+            tasks.start_soon(on.call, cm.Suspend(sid=sid, mode="interrupt"))
+            await on.settle()
+            on.store.release_one()
+            await on.settle()
+            assert on.requests == []
+            on.store.release()
+
+
+async def test_the_deadline_of_a_turn_does_not_take_back_a_step_that_waits_for_the_disk() -> None:
+    async with stage() as on:
+        slow = Gate()
+
+        async def play(request: TurnRequest, host: TurnHost) -> TurnEnd:
+            on.store.held = True
+            slow.reached.set()
+            await say(host, "durable in the end")
+            raise AssertionError("went on")
+
+        sid = await on.new(run=play, set={"turn.deadline_ms": 20})
+        await on.send(sid)
+        await slow.reached.wait()
+        await on.until(lambda: on.cancelled)
+        on.store.release()
+        await on.settle()
+        assert [e.text for e in await on.decoded(sid, ev.TurnStep)] == ["durable in the end"]
+        assert [e.cause for e in await on.decoded(sid, ev.TurnInterrupted)] == ["deadline"]
+
+
 async def test_a_step_is_judged_and_durable_before_the_driver_goes_on() -> None:
     async with stage() as on:
         went_on = anyio.Event()
@@ -162,6 +199,25 @@ async def test_a_turn_whose_step_could_not_be_written_is_recovered_like_after_a_
         assert texts[-1] == "two"
         assert "not durable" not in texts
         assert refusals == ["storage_full"] or on.cancelled == [(sid, 1)]
+
+
+async def test_a_turn_of_a_session_whose_write_failed_is_stopped_before_the_session_is_read_again() -> None:
+    gate = Gate()
+    async with stage() as on:
+        sid = await on.new("waits", run=waits_at(gate))
+        await on.send(sid, "one")
+        await gate.reached.wait()
+        on.store.refuse = Refused("storage_full", "no room")
+        with pytest.raises(Refused):
+            await on.send(sid, "lost")
+        await on.until(lambda: not on.active)
+        assert on.cancelled == [(sid, 1)]
+        on.store.refuse = None
+        on.plays["waits"] = one_step
+        await on.send(sid, "two")
+        await on.settle()
+        assert [e.cause for e in await on.decoded(sid, ev.TurnInterrupted)] == ["crash"]
+        assert on.requests[-1].messages[-1].text == "two"
 
 
 async def test_a_failed_write_of_one_session_does_not_touch_another() -> None:
@@ -386,6 +442,32 @@ async def test_a_driver_that_ignores_its_cancellation_is_named_and_the_next_turn
         await on.until(lambda: len(on.requests) == 2)
         await on.settle()
         assert not await on.decoded(sid, ev.TurnStep)
+
+
+async def test_no_turn_overtakes_a_driver_that_does_not_stop_however_many_are_cut_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_loop, "STOP_WITHIN_S", 0.02)
+    gate = Gate()
+
+    async def play(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        if request.n == 1:
+            with anyio.CancelScope(shield=True):
+                await gate.wait()
+        return await one_step(request, host)
+
+    async with stage() as on:
+        sid = await on.new(run=play)
+        await on.send(sid)
+        await gate.reached.wait()
+        for text in ("second", "third"):
+            await on.call(cm.Interrupt(sid=sid))
+            await on.send(sid, text)
+            await on.settle()
+            assert [r.n for r in on.requests] == [1]
+        gate.open()
+        await on.until(lambda: len(on.requests) == 2)
+        assert on.requests[-1].n == 3
 
 
 async def test_a_driver_that_ignores_the_directive_to_stop_is_cut_off() -> None:
