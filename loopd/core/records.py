@@ -59,7 +59,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         target, numbers: the call with its numbers taken out (a digest), and those numbers.
         failed: as far as it is known; `error`: signature of the failure; `infra`: a service's failure.
         unresolved: it named a tool that does not exist.
-        noop, waits, polls, writes, reads, background: see `loopd.core.traits.Traits`.
+        noop, waits, polls, writes, reads, background, measures: see `loopd.core.traits.Traits`.
         ended: what a poll looks at is over.
         echo: the result gives back the call's own words.
         failing: of a test run: how many checks fail, None for unknown.
@@ -90,6 +90,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     writes: bool = False
     reads: bool = False
     background: bool = False
+    measures: bool = False
     ended: bool = False
     echo: bool = False
     failing: int | None = None
@@ -222,7 +223,7 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
         masked_result = masked_digest(call.result)
     kind = call.tool_class if call.tool_class != "other" else tool_class(call.name, call.args)
     look = traits.traits_of(call.name, call.args, kind, arguments, _canonical)
-    failed = traits.failed(ok=call.ok, exit_code=call.exit_code, result=call.result)
+    failed = traits.failed(ok=call.ok, exit_code=call.exit_code, result=call.result, kind=kind)
     infra = traits.infra(ok=False if failed else call.ok, error_class=call.error_class, result=call.result)
     target, numbers = traits.numbers_of(look.identity)
     return CallRecord(
@@ -250,6 +251,7 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
         writes=look.writes,
         reads=look.reads,
         background=look.background,
+        measures=look.measures,
         ended=look.polls and traits.ended(call.result),
         echo=traits.echoes(call.args, call.result),
         failing=traits.failing(ok=not failed, result=call.result) if kind == "test" else None,

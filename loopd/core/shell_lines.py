@@ -30,6 +30,7 @@ _WRITES = re.compile(
     r"|docker\s+(?:run|build|rm|rmi|stop|start|restart|kill|pull|push)\b"
     r"|tmux\s+(?:send-keys|new|kill)\S*|systemctl\s+(?:start|stop|restart|reload)\b|kill(?:all)?\b"
     r"|curl\s[^;|&]*(?:-X\s*(?:POST|PUT|PATCH|DELETE)|--data|-d\s|-F\s))"
+    r"|\.write_text\(|\.write\(|\bopen\([^)\n]*['\"][wa]b?\+?['\"]"
     r"|(?<![-=<>&0-9])>{1,2}\s*(?![&>=\s]|/dev/null)[\w./~$\"'{-]"
 )
 _READ_WORDS = (
@@ -50,6 +51,9 @@ _POLLS = re.compile(
     r"|curl\s[^|;&]*(?:status|health|ready|jobs?/|builds?/|runs?/|tasks?/|progress)"
     r"|(?:aws|gcloud|az|terraform|helm)\s[^;|&]*(?:status|describe|wait)|argocd\s+app\s+(?:get|wait)"
     r"|tail\s+(?:-\S+\s+(?:\d+\s+)?)*\S*\.(?:log|out)\b)"
+)
+_MEASURES = re.compile(
+    r"bench|\bhyperfine\b|\btimeit\b|\bperf\s+stat\b|\bwrk\b|\bab\s+-|\btime\s", re.IGNORECASE
 )
 _SPLIT = re.compile(r"\s*(?:&&|\|\||[;\n|])\s*")
 _SLEEP = re.compile(r"sleep(?:\s+[\d.]+[smhd]?)+$|wait(?:\s+(?:\$!|\d+|%\d+))?$")
@@ -75,6 +79,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         polls: it looks at something that others change.
         writes: it changes something; `reads`: it changes nothing. Both false: unknown.
         background: it leaves something running.
+        measures: it is run to measure something, so its result is expected to vary.
     """
 
     normal: str
@@ -85,6 +90,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     writes: bool = False
     reads: bool = False
     background: bool = False
+    measures: bool = False
 
 
 def normalise(command: str) -> str:
@@ -119,6 +125,7 @@ def _line(command: str) -> Line:
         writes=writes,
         reads=reads,
         background=bool(_BACKGROUND.search(normal)),
+        measures=bool(_MEASURES.search(normal)),
     )
 
 

@@ -75,7 +75,7 @@ TOOLS: MappingProxyType[str, ToolTraits] = MappingProxyType(
 
 _POLL_NAME = re.compile(
     r"(?:^|[_.\-/])(?:poll|wait|watch|status|progress|health|heartbeat)(?:$|[_.\-/])"
-    r"|^(?:poll|wait|watch)[A-Z]|(?:Status|Progress|Poll|Wait|Health)(?:$|[A-Z])|(?:^|[_.\-/])(?:check|get)_(?:job|build|task|run|deploy\w*|queue|inbox|board)s?$"
+    r"|^(?:poll|wait|watch)[A-Z]|(?:Status|Progress|Poll|Wait|Health)(?:$|[A-Z])|(?:^|[_.\-/])(?:check|get|list)_(?:job|build|task|run|deploy\w*|queue|inbox|board)s?$"
 )
 _READ_NAME = re.compile(
     r"(?:^|__|[./])(?:get|list|search|find|query|lookup|look_up|fetch|read|view|show|describe|check|inspect|browse)(?:[_\-.]|$|[A-Z])"
@@ -93,6 +93,11 @@ _STATUS_LINE = re.compile(
 _ENDED = re.compile(
     r"\b(?:exited|terminated|finished|completed|crashed|cancell?ed|aborted|is dead|killed|no longer (?:running|exists)"
     r"|no such (?:process|task|job|container|pod|file)|not found|exit(?:ed)? (?:code|status):?\s*\d+)\b",
+    re.IGNORECASE,
+)
+_LIVES = re.compile(
+    r"\b(?:running|pending|in[ _-]progress|queued|waiting|active|alive|building|deploying|starting|unfinished"
+    r"|incomplete|not (?:yet )?(?:finished|completed?))\b",
     re.IGNORECASE,
 )
 _UNRESOLVED = re.compile(
@@ -122,6 +127,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         noop: it does nothing; `waits`: it lets time pass; `polls`: it looks at what others change.
         writes, reads: it changes something, or nothing; both false for unknown.
         background: it leaves something running.
+        measures: it is run to measure something.
     """
 
     identity: str
@@ -132,6 +138,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     writes: bool = False
     reads: bool = False
     background: bool = False
+    measures: bool = False
 
 
 def _stable(args: Mapping[str, Any], volatile: frozenset[str]) -> bool:
@@ -212,11 +219,18 @@ def _shell(name: str, args: Mapping[str, Any], command: str, arguments: str) -> 
         writes=look.writes,
         reads=look.reads,
         background=look.background or args.get("run_in_background") is True,
+        measures=look.measures,
     )
 
 
-def failed(*, ok: bool | None, exit_code: int | None, result: str | None) -> bool:
-    """Whether a call failed, as far as it is known; an error text counts where nothing else is known."""
+def failed(*, ok: bool | None, exit_code: int | None, result: str | None, kind: str = "exec") -> bool:
+    """Whether a call failed, as far as it is known.
+
+    An error text counts where nothing else is known, and against a tool that only edits: many hosts
+    report every result as a success.
+    """
+    if ok and kind == "edit" and exit_code is None and result is not None:
+        return bool(_ERROR_TEXT.match(result))
     if ok is None:
         if exit_code is not None:
             return exit_code != 0
@@ -244,7 +258,8 @@ def unresolved(*, ok: bool | None, error_class: str | None, result: str | None) 
 
 def ended(result: str | None) -> bool:
     """Whether what a poll looks at is over, by its result."""
-    return bool(result) and bool(_ENDED.search((result or "")[:2_000]))
+    head = (result or "")[:2_000]
+    return bool(_ENDED.search(head)) and not _LIVES.search(head)
 
 
 def echoes(args: Any, result: str | None) -> bool:

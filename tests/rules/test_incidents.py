@@ -261,3 +261,34 @@ def test_half_of_all_incidents_are_told_within_ten_steps_and_of_plain_ones_withi
     plain = [delay for name, delay in delays.items() if name.startswith(("identical", "no-ops", "text"))]
     assert statistics.median(plain) <= 5, delays
     assert statistics.median(delays.values()) <= 10, delays
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [sh(f"sleep {n}") for n in range(1, STEPS)],
+        [{"calls": (call("edit_file", {"n": n}, "ok"),), "state_fingerprint": "a"} for n in range(STEPS)],
+        [call("edit_file", {"old": f"x{n}"}, "Error: old text was not found", ok=True) for n in range(STEPS)],
+        [
+            call("think", {"thought": f"I should think about {n}"}, "Your thought has been logged.")
+            for n in range(STEPS)
+        ],
+        [call("job_status", {}, "exited with code 1") for _ in range(STEPS)],
+        [call("fetch", {"url": "/x"}, "connection refused", ok=False) for _ in range(STEPS)],
+        [[sh("ls", "a b")] * 3] * STEPS,
+    ],
+    ids=[
+        "growing sleeps",
+        "edits that change nothing",
+        "errors as successes",
+        "thoughts",
+        "dead task",
+        "hammering",
+        "twins",
+    ],
+)
+def test_other_ways_of_getting_nowhere(steps: list[Any]) -> None:
+    judgement = judged(log(*steps))
+    assert judgement.first_soft is not None
+    assert judgement.first_soft <= 10, judgement.findings
+    assert judgement.first_hard is not None, judgement.findings

@@ -278,3 +278,29 @@ def test_is_never_halted(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(AGENTS))
 def test_is_never_halted_with_a_person_there(name: str) -> None:
     assert judged(AGENTS[name](), attended=True).first_hard is None
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"text": "", "calls": ()}] * 60,
+        [sh("hyperfine ./a", f"Time (mean): 12.{n} ms") for n in range(6)],
+        [call("get_board", {}, f"3 completed, 2 running, {'.' * (n % 2)}") for n in range(60)],
+        [call("build_status", {}, "step 1 completed, step 2 in progress") for _ in range(60)],
+        [call("list_jobs", {}, "job 1 running") for _ in range(60)],
+        [call("look", {"n": 1}, None) for _ in range(60)],
+        [
+            part
+            for n in range(15)
+            for part in (
+                sh("pytest", "1 failed", ok=False),
+                sh(f"python - <<E\nopen('a', 'w').write('{n}')\nE", "ok"),
+            )
+        ],
+    ],
+    ids=["model errors", "benchmark", "board", "half a build", "jobs", "no results", "edits by programs"],
+)
+def test_what_says_nothing_about_the_agent_is_not_judged(steps: list[object]) -> None:
+    bare = [LoggedStep(n=step.n, text=step.text, calls=step.calls) for step in log(*steps)]
+    judgement = judged(bare)
+    assert judgement.verdict == "ok", _shown(judgement)

@@ -171,7 +171,7 @@ def test_polls_are_hard_only_after_20_looks_at_a_dead_task_in_30_minutes() -> No
     dead = [call("job_status", {}, "exited with code 1")] * 40
     assert first("poll_unchanged", log(*dead, gap_ms=120_000), "hard", poll_unchanged__soft=0) == 20
     assert first("poll_unchanged", log(*dead, gap_ms=60_000), "hard", poll_unchanged__soft=0) == 31
-    assert first("poll_unchanged", log(*dead), "hard") is None
+    assert first("poll_unchanged", log(*dead), "hard", poll_unchanged__soft=0) == 20
     alive = [call("job_status", {}, "running")] * 40
     assert first("poll_unchanged", log(*alive, gap_ms=120_000), "hard") is None
     found = judged(log(*alive, gap_ms=120_000), only="poll_unchanged")

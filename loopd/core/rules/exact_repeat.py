@@ -1,7 +1,7 @@
 """exact_repeat: the same call with the same result, step after step.
 
 Text between the calls does not break the run, and neither does a wait. Retries of a service that fails
-count half, and not at all while the gaps between them grow.
+count half, and not at all while the gaps between them grow; so do benchmarks that are run for noise.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def observe(
         return ExactRepeatState(symbol=look.symbol, halves=2, onset=look.n, at_ms=at_ms), None
     gap_ms = max(at_ms - state.at_ms if state.at_ms else 0, state.slept_s * 1_000)
     weight = 2
+    if all(call.measures for call in look.calls) and not look.identical:
+        weight = 1
     if look.retrying:
         growing = state.gap_ms > 0 and 5 * gap_ms >= 6 * state.gap_ms
         weight = 0 if growing else 1

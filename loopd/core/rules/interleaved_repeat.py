@@ -59,13 +59,15 @@ def observe(
     """Feed one step."""
     if not _STRONG.isdisjoint(look.progress.reasons):
         return InterleavedRepeatState(floor=look.n), None
-    if look.trail.wrote > state.floor:
-        state = InterleavedRepeatState(floor=look.trail.wrote)
+    if look.trail.wrote - 1 > state.floor:  # what may have changed something is itself the first of its kind
+        state = InterleavedRepeatState(floor=look.trail.wrote - 1)
     best: tuple[int, int, str] | None = None
     loop = b""
     for call, seen in zip(look.calls, look.looks, strict=True):
         if seen.fresh or seen.outcome is None or call.polls or call.waits or call.infra or call.noop:
             continue
+        if call.measures and not look.identical:
+            continue  # measured again for noise
         count, onset = _count(look, seen, max(state.floor, look.n - parameters.window))
         if count > 1 and (best is None or count > best[0]):
             best, loop = (count, onset, call.label), seen.outcome
@@ -87,7 +89,7 @@ def observe(
 def _count(look: Look, seen: CallLook, floor: int) -> tuple[int, int]:
     """Occurrences behind `floor` and the first of them; none if one was answered differently."""
     ring = look.trail.calls
-    count, onset = 0, look.n
+    count, onset = 0, look.n + 1
     at = packed.find_last(ring, seen.identity, CALL_BYTES)
     while at >= 0:
         number = int.from_bytes(ring[at + 2 * DIGEST : at + CALL_BYTES], "big")
@@ -95,7 +97,8 @@ def _count(look: Look, seen: CallLook, floor: int) -> tuple[int, int]:
             break
         if ring[at + DIGEST : at + 2 * DIGEST] != seen.outcome:
             return 0, look.n
-        count, onset = count + 1, number
+        if number != onset:
+            count, onset = count + 1, number
         at = packed.find_last(ring[:at], seen.identity, CALL_BYTES)
     return count, onset
 

@@ -1,6 +1,6 @@
 """noop_calls: calls that do nothing, made to look busy: `true`, `echo ok`, `Read(/dev/null)`.
 
-A `sleep` counts unless there is something to wait for: a task in the background, or a poll nearby.
+A `sleep` counts unless there is something to wait for: a task in the background, a poll or an overloaded service nearby.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from loopd.core.rules.parameters import Threshold
 from loopd.core.rules.signals import Signal, Thresholds
-from loopd.core.rules.trail import POLL, STEPS, Look
+from loopd.core.rules.trail import POLLED, RETRY, STEPS, Look
 
 ID = "noop_calls"
 
@@ -61,10 +61,7 @@ def _does_nothing(look: Look) -> bool:
     if all(call.waits for call in look.calls):
         if any(call.tool_class != "exec" for call in look.calls) or look.trail.task:
             return False
-        polled = any(
-            look.trail.flags(back) & POLL and look.trail.symbol(back) != look.symbol
-            for back in range(1, _POLL_NEAR + 1)
-        )
+        polled = any(look.trail.flags(back) & (POLLED | RETRY) for back in range(1, _POLL_NEAR + 1))
         return not polled
     return True
 

@@ -22,7 +22,8 @@ class PollUnchangedParameters(Thresholds, frozen=True, kw_only=True):
 
     Attributes:
         soft: the agent is advised to wait.
-        hard: counts only if the task is over and the polling has lasted `hard_after_s`.
+        hard: counts only if the task is over and the polling has lasted `hard_after_s`, as far as there
+            is a clock.
     """
 
     soft: Threshold = 5
@@ -54,7 +55,8 @@ def observe(
     after = msgspec.structs.replace(state, count=state.count + 1)
     over = all(call.ended for call in look.calls if call.polls)
     lasted_ms = at_ms - state.since_ms if state.since_ms else 0
-    dead = over and lasted_ms >= parameters.hard_after_s * 1_000
+    clock = bool(state.since_ms or at_ms)
+    dead = over and (not clock or lasted_ms >= parameters.hard_after_s * 1_000)
     return after, Signal(
         score=after.count,
         soft=parameters.soft,

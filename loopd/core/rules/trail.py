@@ -27,8 +27,8 @@ STEP_BYTES = DIGEST + 1 + 4 + 5
 CALL_BYTES = DIGEST + DIGEST + 4
 OUTCOME_BYTES = 3 * DIGEST
 
-POLL, TOOLLESS, WROTE, PROGRESSED, RETRY = 1, 2, 4, 8, 16
-"""Flags of a step in the ring."""
+POLL, TOOLLESS, WROTE, PROGRESSED, RETRY, POLLED = 1, 2, 4, 8, 16, 32
+"""Flags of a step in the ring. POLL: it only polled or waited; POLLED: it polled indeed."""
 
 UNKNOWN = b"\0" * DIGEST
 
@@ -204,14 +204,25 @@ def look(
     else:
         symbol = packed.digest(*sorted((each.outcome or b"").hex() for each in looks))
     made = progress.made
-    wrote = any(call.writes and not call.failed for call in calls)
+    wrote = any(
+        not call.failed and (call.writes or (each.fresh and _may_write(call)))
+        for call, each in zip(calls, looks, strict=False)
+    )
     retrying = bool(calls) and all(call.infra for call in calls)
     same_turn = record.turn == trail.turn
     idle = waiting and (trail.idle or not same_turn or not trail.turn)
     if toolless:
         idle = trail.idle and same_turn
     waiting = waiting or (toolless and idle)
-    flags = RETRY * retrying | POLL * waiting | TOOLLESS * toolless | WROTE * wrote | PROGRESSED * made
+    polled = any(call.polls for call in calls)
+    flags = (
+        POLLED * polled
+        | RETRY * retrying
+        | POLL * waiting
+        | TOOLLESS * toolless
+        | WROTE * wrote
+        | PROGRESSED * made
+    )
     entry = (
         (symbol or packed.digest("unknown", str(record.n)))
         + flags.to_bytes(1, "big")
@@ -235,8 +246,10 @@ def look(
     )
     known = all(not each.fresh for each in looks)
     errors = bool(calls) and all(call.failed for call in calls)
-    judged = not made and not waiting and not retrying and not record.tools_withheld
-    barren = judged and (known or errors) and not (toolless and idle)
+    unknown = bool(looks) and all(each.outcome is None for each in looks)
+    mute = toolless and not record.text.strip() and not record.billed
+    judged = not made and not waiting and not retrying and not record.tools_withheld and not mute
+    barren = judged and ((known and not unknown) or errors or _nothing_came(calls, progress))
     return Look(
         record=record,
         n=record.n,
@@ -253,6 +266,18 @@ def look(
         reporting=toolless and idle,
         attended=attended,
         trail=after,
+    )
+
+
+def _may_write(call: CallRecord) -> bool:
+    """A program of which nobody knows what it does."""
+    return call.tool_class == "exec" and not (call.reads or call.noop or call.waits or call.polls)
+
+
+def _nothing_came(calls: tuple[CallRecord, ...], progress: Progress) -> bool:
+    """Calls that are new and yet known to have brought nothing: thoughts, edits that changed nothing."""
+    return bool(calls) and all(
+        call.tool_class == "plan" or (call.tool_class == "edit" and progress.sensed) for call in calls
     )
 
 
