@@ -74,6 +74,18 @@ def _ended(body: Body) -> str:
     return f"{body.get('status')}: {body.get('stop_reason')}{rule} {body.get('explanation') or ''}"
 
 
+def _resumed(body: Body) -> str:
+    return f"run {body.get('run')} by {body.get('by')} {body.get('reason') or ''}"
+
+
+def _issue(body: Body) -> str:
+    return f"{body.get('id')} {body.get('status')}: {body.get('rule') or body.get('stop_reason')} {body.get('loop') or ''}"
+
+
+def _clamped(body: Body) -> str:
+    return f"{body.get('proposed')} refused: {body.get('edge')} {body.get('count')} of {body.get('limit')}"
+
+
 def _accepted(body: Body) -> str:
     job = f" from {body['job']}" if body.get("job") else ""
     return f"{body.get('source')}{job} {body.get('id')} {_quote(body.get('text'))}"
@@ -188,6 +200,9 @@ def _denied(body: Body) -> str:
 WORDS: dict[str, Callable[[Body], str]] = {
     "session.created": _created,
     "session.ended": _ended,
+    "session.resumed": _resumed,
+    "issue.written": _issue,
+    "phase.clamped": _clamped,
     "envelope.accepted": _accepted,
     "envelope.held": _held,
     "envelope.coalesced": _coalesced,

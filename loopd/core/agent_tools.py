@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from loopd.core import goal, rules, schedule
+from loopd.core import goal, rules, schedule, stopping
 from loopd.core.conversation import AgentReply, AgentRequest
+from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol import events as ev
 from loopd_protocol.commands import IDLE_MAX_S, IDLE_MIN_S, WAKES_MAX
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import Event
 from loopd_protocol.holds import AnyHold, RequestIdle
+from loopd_protocol.sources import Source
 
 WAKE_MAX_S = 31 * 86_400
 METRIC_MAX = 9_000_000_000
@@ -27,12 +29,16 @@ class Decides(Protocol):
 
     session: Session
     now: int
+    settings: Settings
 
     def emit(self, event: Event) -> rules.Verdicts:
         """Add an event and follow it."""
 
     def close(self, hold: AnyHold, *, cause: str) -> None:
         """Set a hold."""
+
+    def accept(self, source: Source, text: str, *, by: str) -> str:
+        """Make an envelope durable."""
 
 
 def answer(decision: Decides, request: AgentRequest) -> AgentReply:
@@ -99,7 +105,11 @@ def _wake_me(decision: Decides, args: Mapping[str, Any]) -> AgentReply:
 
 
 def _report_phase(decision: Decides, args: Mapping[str, Any]) -> AgentReply:
-    decision.emit(ev.AgentReported(phase=_text(args, "name", 64, least=1)))
+    name = _text(args, "name", 64, least=1)
+    refused = stopping.clamp(decision, name)
+    if refused is not None:
+        return refused
+    decision.emit(ev.AgentReported(phase=name))
     return AgentReply(ok=True, text="Noted.")
 
 

@@ -1,13 +1,15 @@
-"""What operators do to a gate: suspend, interrupt, open by hand. Pure."""
+"""What operators do to a session: suspend, interrupt, open by hand, resume. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from loopd.core import gate
-from loopd.core.inputs import GateOpenRequested, InterruptRequested, SuspendRequested
+from loopd.core.inputs import GateOpenRequested, InterruptRequested, ResumeRequested, SuspendRequested
+from loopd.core.stopping import MORE_STEPS
+from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
-from loopd_protocol.holds import Interrupted, UserSuspend
+from loopd_protocol.holds import AwaitingApproval, Interrupted, UserSuspend
 
 if TYPE_CHECKING:
     from loopd.core.decision import Decision
@@ -52,4 +54,20 @@ def open_by_hand(decision: Decision, given: GateOpenRequested) -> None:
     if given.kind and gate.hold_of(decision.session.gate, given.kind) is None:
         raise Refused("conflict", f"no hold {given.kind} stands on session {decision.session.name!r}")
     decision.change_gate(gate.Open(kinds), cause="gate_open", by=given.by)
+    decision.judge()
+
+
+def resume(decision: Decision, given: ResumeRequested) -> None:
+    """Begin a new run, or grant more steps to a run that waits for them."""
+    hold = gate.hold_of(decision.session.gate, "AwaitingApproval")
+    if decision.session.status != "live":
+        decision.emit(ev.SessionResumed(run=decision.session.run + 1, reason=given.reason, by=given.by))
+    elif isinstance(hold, AwaitingApproval) and hold.request == MORE_STEPS:
+        decision.change_gate(gate.Open((hold.kind,)), cause="answer", by=given.by)
+    else:
+        raise Refused(
+            "conflict",
+            f"session {decision.session.name!r} is live and does not wait for more steps; there is nothing "
+            "to resume (see `loopctl why`)",
+        )
     decision.judge()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from loopd.core import continuation, gate, goal, ladder, occurrences, provider, rules
+from loopd.core import continuation, ending, gate, goal, ladder, occurrences, provider, rules, stopping
 from loopd.core.conversation import AgentReply
 from loopd.core.evolution import fold
 from loopd.core.inputs import (
@@ -19,7 +19,6 @@ from loopd.core.inputs import (
     EnvelopeArrived,
     GoalChangeRequested,
     House,
-    Recovered,
     StartTurn,
     StepReported,
     TurnEnded,
@@ -30,11 +29,8 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.events import Event
 from loopd_protocol.holds import (
     AnyHold,
-    CrashLoop,
 )
 from loopd_protocol.sources import SOURCE_POLICIES, Source, Trigger
-
-HOUR_MS = 3_600_000
 
 
 class Decision:
@@ -75,6 +71,24 @@ class Decision:
         self.session, found = fold(self.session, event, ss=self.session.ss + 1, at_ms=self.now)
         self.events.append(event)
         return found
+
+    def judged(self, event: ev.TurnStep | ev.TurnCompleted) -> rules.Verdicts:
+        """Like `emit` for what rules judge. A rule that fails on it is left out and named in the event.
+
+        So the event says which rules saw it, and whoever folds it again comes to the same state, also
+        with a daemon in which the rule does not fail.
+        """
+        failures: tuple[rules.Failure, ...] = ()
+        while True:
+            session, found = fold(self.session, event, ss=self.session.ss + 1, at_ms=self.now)
+            new = tuple(f for f in found.failures if f.rule not in event.skipped_rules)
+            if not new:
+                break
+            failures += new
+            event = replace(event, skipped_rules=(*event.skipped_rules, *dict.fromkeys(f.rule for f in new)))
+        self.session = session
+        self.events.append(event)
+        return replace(found, failures=failures) if failures else found
 
     # -- gate -----------------------------------------------------------------------------
 
@@ -145,7 +159,7 @@ class Decision:
             and not (SOURCE_POLICIES[w.source].coalesces and w.job is not None)
         ]
         if len(counted) > self.settings.gate.inbox_cap:
-            self._drop(counted[0], reason="inbox_full", by="daemon")
+            self.forget(counted[0], reason="inbox_full", by="daemon")
         return envelope
 
     def _coalesce(self, envelope: str, job: str) -> None:
@@ -154,7 +168,8 @@ class Decision:
                 self.emit(ev.EnvelopeCoalesced(id=old.id, into=envelope, job=job, count=old.count + 1))
                 occurrences.settle(self, old, "coalesced")
 
-    def _drop(self, waiting: Waiting, *, reason: str, by: str) -> None:
+    def forget(self, waiting: Waiting, *, reason: str, by: str) -> None:
+        """Drop a waiting envelope, with an event."""
         self.emit(ev.EnvelopeDropped(id=waiting.id, reason=reason, by=by))
         occurrences.settle(self, waiting, "skipped")
 
@@ -168,7 +183,7 @@ class Decision:
         waiting = next((w for w in self.session.inbox if w.id == given.id), None)
         if waiting is None:
             raise Refused("not_found", f"no envelope {given.id!r} waits in session {self.session.name!r}")
-        self._drop(waiting, reason="operator", by=given.by)
+        self.forget(waiting, reason="operator", by=given.by)
 
     # -- admission ------------------------------------------------------------------------
 
@@ -250,10 +265,11 @@ class Decision:
         """End the running turn now, if there is one; what was streamed so far is kept."""
         turn = self.session.turn
         if turn is not None:
-            self._interrupt(cause, by=by, boot=boot)
-            self._after_turn(turn.stopping)
+            self.interrupt(cause, by=by, boot=boot)
+            self.after_turn(turn.stopping)
 
-    def _interrupt(self, cause: str, *, by: str, boot: int = 0) -> None:
+    def interrupt(self, cause: str, *, by: str, boot: int = 0) -> None:
+        """Record that the running turn is cut off, and have its driver cancelled."""
         turn = self.session.turn
         assert turn is not None
         self.emit(
@@ -275,7 +291,7 @@ class Decision:
         """Record a step, act on what the rules found, show waiting notes to the model."""
         turn, done = self.session.turn, given.done
         assert turn is not None
-        found = self.emit(
+        found = self.judged(
             ev.TurnStep(
                 n=turn.n,
                 step=turn.steps + 1,
@@ -293,6 +309,7 @@ class Decision:
             )
         )
         ladder.act_on(self, found)
+        stopping.act_on(self)
         turn = self.session.turn
         assert turn is not None
         limit = turn.steps >= self.settings.turn.max_steps
@@ -311,7 +328,7 @@ class Decision:
             outcome = "stopped_by_rule"
         elif turn.steps >= self.settings.turn.max_steps and outcome == "completed":
             outcome = "step_limit"
-        found = self.emit(
+        found = self.judged(
             ev.TurnCompleted(
                 n=turn.n,
                 outcome=outcome,
@@ -321,7 +338,7 @@ class Decision:
                 near_misses=turn.near,
             )
         )
-        stopping = turn.stopping
+        stopped_by = turn.stopping
         if outcome in {"model_error", "failed"}:
             provider.back_off(self, turn.trigger, end.cause or end.outcome, end.retry_after_ms)
         if end.goal_complete and self.session.goal is not None and self.session.goal.status == "active":
@@ -329,13 +346,12 @@ class Decision:
         if turn.passing and turn.progressed:
             self.change_gate(gate.Open(("Degeneration",)), cause="progress", by="daemon")
         for verdict in ladder.act_on(self, found):
-            stopping = verdict
-        self._after_turn(stopping)
+            stopped_by = verdict
+        self.after_turn(stopped_by)
 
-    def _after_turn(self, stopping: str | None) -> None:
-        if stopping is not None and stopping.startswith("terminate:"):
-            rule = stopping.removeprefix("terminate:")
-            self.end("aborted_stuck", rule, by=f"rule:{rule}", rule=rule)
+    def after_turn(self, stopped_by: str | None) -> None:
+        """Go on behind a turn: end, or wait, or take what waits."""
+        if ending.conclude(self, stopped_by):
             return
         continuation.back_off(self)
         self.judge()
@@ -351,41 +367,29 @@ class Decision:
         )
 
     def end(
-        self, status: str, stop_reason: str, *, by: str, explanation: str = "", rule: str | None = None
+        self,
+        status: str,
+        stop_reason: str,
+        *,
+        by: str,
+        explanation: str = "",
+        rule: str | None = None,
+        remaining: tuple[str, ...] = (),
     ) -> None:
-        """Reach a terminal state: cut the turn, drop what waits, take the holds away, say so last."""
-        if self.session.turn is not None:
-            self._interrupt("ended", by=by)
-        for waiting in self.session.inbox:
-            self._drop(waiting, reason="session_ended", by=by)
-        kinds = tuple(h.kind for h in self.session.gate.holds)
-        self.change_gate(gate.Open(kinds), cause="ended", by=by)
-        for job in self.session.crons:
-            self.emit(ev.CronChanged(job=job.job, change="removed", by=by))
-        self.emit(
-            ev.SessionEnded(status=status, stop_reason=stop_reason, rule=rule, explanation=explanation, by=by)
+        """Reach a terminal state; see `loopd.core.ending.reach`."""
+        ending.reach(
+            self, status, stop_reason, by=by, explanation=explanation, rule=rule, remaining=remaining
         )
-
-    def recovered(self, given: Recovered) -> None:
-        """Mark the turn that the last daemon died in; hold a session that it always dies in."""
-        turn = self.session.turn
-        if turn is None:
-            return
-        self._interrupt("crash", by="daemon", boot=given.boot)
-        recent = [b for b in self.session.crash_boots if b > given.boot - 10]
-        if 0 < given.crash_loop_boots <= len(recent):
-            until = self.now + HOUR_MS * 2 ** (len(recent) - given.crash_loop_boots)
-            reason = f"the daemon died in a turn of this session in {len(recent)} of its last 10 boots"
-            self.close(
-                CrashLoop(by="daemon", reason=reason, until_ms=until, boots=len(recent)), cause="crash_loop"
-            )
-        self._after_turn(turn.stopping)  # behind the hold: what waits must not start the next crash
 
     def ticked(self) -> None:
         """Carry out everything that is due."""
         if self.session.status != "live":
             return
+        unanswered = ending.awaits_more(self.session, self.now)
         self.change_gate(gate.Tick(), cause="deadline", by="daemon")
+        if unanswered:
+            ending.denied(self)
+            return
         occurrences.fire_due(self)
         self.judge()
         due = continuation.due(self.session, self.house)

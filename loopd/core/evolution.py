@@ -16,6 +16,7 @@ from loopd.core.inputs import tokens_of
 from loopd.core.records import TurnRecord, step_record
 from loopd.core.settings import Settings, settings_for
 from loopd.core.state import CronJob, Gate, Goal, Running, Session, Waiting, Wake
+from loopd.core.stops import counting, following, precedence
 from loopd_protocol import events as ev
 from loopd_protocol.sources import Source, Trigger
 
@@ -56,7 +57,7 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
         case ev.EnvelopeDropped() | ev.EnvelopeDelivered():
             session = replace(session, inbox=tuple(w for w in session.inbox if w.id != event.id))
         case ev.GateChanged():
-            session = _gate_changed(session, event)
+            session = _gate_changed(session, event, at_ms)
         case ev.DegenerationDetected():
             session = _detected(session, event)
         case ev.TurnStarted():
@@ -85,6 +86,10 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
             session = replace(
                 session, status=event.status, stop_reason=event.stop_reason, ended_ms=at_ms, wakes=()
             )
+        case ev.SessionResumed():
+            session = _resumed(session, event, at_ms)
+        case ev.PhaseClamped():
+            session = replace(session, stops=following.clamped(session.stops, event.edge))
         case _:
             pass  # detector.failed, provider.retrying, effect.*: facts without state
     return session, found
@@ -137,12 +142,13 @@ def _coalesced(session: Session, event: ev.EnvelopeCoalesced) -> Session:
     return replace(session, inbox=inbox)
 
 
-def _gate_changed(session: Session, event: ev.GateChanged) -> Session:
+def _gate_changed(session: Session, event: ev.GateChanged, at_ms: int) -> Session:
     state = session.rules
     for hold in session.gate.holds:
         if hold.kind == "Degeneration" and hold.kind in event.removed:
             state = rules.rearm(state, getattr(hold, "rule", ""))
     changes: dict[str, Any] = {"gate": Gate(holds=event.holds, gen=event.gen), "rules": state}
+    changes["stops"] = following.gate_changed(session.stops, session.gate.holds, event, at_ms)
     added = event.added if event.cause != "gate_extend" else None
     if added is not None and added.kind == "RequestIdle" and session.turn is not None:
         # a second idle in one turn adds only what it lasts longer
@@ -159,6 +165,7 @@ def _detected(session: Session, event: ev.DegenerationDetected) -> Session:
     changes: dict[str, Any] = {}
     if event.shadow:
         return session
+    changes["stops"] = following.found(session.stops, event)
     if event.verdict == "text_only":
         changes["withhold_tools"] = True
     elif event.verdict == "close":
@@ -167,9 +174,12 @@ def _detected(session: Session, event: ev.DegenerationDetected) -> Session:
         while len(relapses) > LOOPS_REMEMBERED:
             del relapses[next(iter(relapses))]
         changes["relapses"] = relapses
-    final = session.turn is not None and (session.turn.stopping or "").startswith("terminate:")
-    if session.turn is not None and event.verdict in {"close", "terminate"} and not final:
-        changes["turn"] = replace(session.turn, stopping=f"{event.verdict}:{event.rule}")
+    turn = session.turn
+    if turn is not None and event.verdict in {"close", "terminate"}:
+        before, _, rule = (turn.stopping or "").partition(":")
+        weaker = precedence.rank(event.rule) >= precedence.rank(rule) or event.verdict != "terminate"
+        if before != "terminate" or not weaker:
+            changes["turn"] = replace(turn, stopping=f"{event.verdict}:{event.rule}")
     return replace(session, **changes)
 
 
@@ -184,8 +194,10 @@ def _turn_started(session: Session, event: ev.TurnStarted, at_ms: int) -> Sessio
         ),
         "turns": event.n,
         "idled": False,
+        "stops": following.begun(session.stops),
     }
     if by_human:
+        changes["stops"] = following.restarted(session.stops)
         state = rules.human_spoke(state, at_ms, session.steps)
         changes |= {"progress_ms": at_ms, "spent": replace(session.spent, barren=0)}
         changes |= {"toolless_continuations": 0, "idle_ms": 0}
@@ -203,9 +215,16 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
     settings, state = _settings(session), session.rules
     masked = rules.wants_mask(state, settings.rules, turn.trigger)
     record = replace(step_record(event, trigger=turn.trigger, at_ms=at_ms, masked=masked), text=text)
-    attended = rules.is_attended(state, settings.ladder, turn.trigger, at_ms)
-    found = rules.observe_step(state, settings.rules, record, ladder=settings.ladder, attended=attended)
+    found = rules.observe_step(
+        state,
+        settings.rules,
+        record,
+        **_manner(session, settings, turn.trigger, at_ms, event.skipped_rules),
+    )
     progressed = found.progress is not None and found.progress.made
+    stops = session.stops
+    if settings.stop.enabled:
+        stops = counting.observe(stops, record, found.progress, session.ss)
     tokens = tokens_of(event.usage)
     spent = session.spent
     usage = event.usage
@@ -217,6 +236,7 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
     return replace(
         session,
         rules=found.state,
+        stops=stops,
         steps=event.total,
         spent=spent,
         progress_ms=at_ms if progressed else session.progress_ms,
@@ -232,6 +252,11 @@ def _stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session,
             near=_counted(turn.near, found.near),
         ),
     ), found
+
+
+def _manner(session: Session, settings: Settings, trigger: Trigger, at_ms: int, skip: tuple[str, ...]) -> Any:
+    attended = rules.is_attended(session.rules, settings.ladder, trigger, at_ms)
+    return {"ladder": settings.ladder, "attended": attended, "skip": skip}
 
 
 def _counted(counts: dict[str, int], names: tuple[str, ...]) -> dict[str, int]:
@@ -254,9 +279,11 @@ def _completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[S
         started_ms=turn.started_ms,
     )
     settings = _settings(session)
-    attended = rules.is_attended(session.rules, settings.ladder, turn.trigger, at_ms)
     found = rules.observe_turn(
-        session.rules, settings.rules, record, ladder=settings.ladder, attended=attended
+        session.rules,
+        settings.rules,
+        record,
+        **_manner(session, settings, turn.trigger, at_ms, event.skipped_rules),
     )
     repeat, barren = rules.streaks(found.state)
     toolless = session.toolless_continuations
@@ -297,9 +324,28 @@ def _reported(session: Session, event: ev.AgentReported, at_ms: int) -> Session:
     turn = session.turn
     return replace(
         session,
+        stops=following.improved(session.stops, session.steps),
         progress_ms=at_ms,
         spent=replace(session.spent, barren=0),
         turn=None if turn is None else replace(turn, progressed=True),
+    )
+
+
+def _resumed(session: Session, event: ev.SessionResumed, at_ms: int) -> Session:
+    return replace(
+        session,
+        status="live",
+        stop_reason="",
+        ended_ms=0,
+        run=event.run,
+        rules=rules.human_spoke(session.rules, at_ms, session.steps),
+        stops=counting.StopState(checks=session.stops.checks),
+        spent=replace(session.spent, barren=0),
+        progress_ms=at_ms,
+        toolless_continuations=0,
+        provider_failures=0,
+        idle_ms=0,
+        withhold_tools=False,
     )
 
 
@@ -308,6 +354,7 @@ def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Sessio
     state = session.rules
     if event.origin == "user":
         state = rules.human_spoke(state, at_ms, session.steps)
+        session = replace(session, stops=following.restarted(session.stops))
     if event.status == "cleared":
         return replace(session, goal=None, rules=state)
     old = session.goal

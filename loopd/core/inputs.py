@@ -122,6 +122,13 @@ class EndRequested(_Input, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class ResumeRequested(_Input, frozen=True, kw_only=True):
+    """Begin a new run of an ended session, or grant more steps to one that waits for them."""
+
+    by: str
+    reason: str = ""
+
+
 class StepReported(_Input, frozen=True, kw_only=True):
     """A step of turn `n` ended. Content over the inline limit is in blobs named by these digests."""
 
@@ -207,6 +214,7 @@ Input = (
     | CronChangeRequested
     | DropRequested
     | EndRequested
+    | ResumeRequested
     | StepReported
     | RetryReported
     | AgentAsked

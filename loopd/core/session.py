@@ -6,6 +6,7 @@
     live: ── idle ◀── turn.completed / turn.interrupted ─────────── running ──▶ turn.step …
               │                                                        │
               └──────────── EndRequested / verdict `terminate` ────────┴──▶ one of four terminal states
+                                                  ResumeRequested ──▶ live again, run + 1
 
 Each decision becomes events; `loopd.core.evolution` alone says how an event changes the state.
 The shell writes the events, and only then carries out the effects.
@@ -13,7 +14,7 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, continuation, controls, gate, occurrences
+from loopd.core import agent_tools, continuation, controls, gate, occurrences, recovery
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
@@ -35,6 +36,7 @@ from loopd.core.inputs import (
     InterruptRequested,
     Reconsidered,
     Recovered,
+    ResumeRequested,
     RetryReported,
     StepReported,
     SuspendRequested,
@@ -64,7 +66,9 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         Refused: the input cannot be accepted; nothing is changed.
     """
     decision = Decision(session, now, house)
-    if session.status != "live" and not isinstance(given, Ticked | Recovered | Reconsidered):
+    if session.status != "live" and not isinstance(
+        given, Ticked | Recovered | Reconsidered | ResumeRequested
+    ):
         if type(given) in TURN_INPUTS or isinstance(given, CutRequested):
             return decision.stale()
         raise Refused("session_terminal", f"session {session.name!r} has ended as {session.status!r}")
@@ -95,6 +99,8 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
             decision.drop(given)
         case EndRequested():
             decision.end("aborted_constraint", "operator", by=given.by, explanation=given.reason)
+        case ResumeRequested():
+            controls.resume(decision, given)
         case StepReported():
             decision.stepped(given)
         case RetryReported():
@@ -125,7 +131,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
                 decision.cut(given.cause, by=given.by)
                 decision.judge()
         case Recovered():
-            decision.recovered(given)
+            recovery.recovered(decision, given)
         case Ticked():
             decision.ticked()
         case Reconsidered():

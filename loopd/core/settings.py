@@ -1,7 +1,7 @@
 """Settings of a session: presets, dotted overrides, and what is refused.
 
 One grammar everywhere, in TOML and in `--set`: `rules.<id>.<parameter>`, `continuation.…`, `gate.…`,
-`turn.…`. What is not bounded by the published detectors themselves is bounded here.
+`turn.…`, `stop.…`. What is not bounded by the published detectors themselves is bounded here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from loopd.core.rules import LadderSettings, RuleSettings, contradiction, lanes, tool_repetition
+from loopd.core.stops import limits
+from loopd.core.stops.limits import StopSettings
 from loopd_protocol.errors import Refused
 
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
@@ -84,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     continuation: ContinuationSettings = ContinuationSettings()
     gate: GateSettings = GateSettings()
     turn: TurnSettings = TurnSettings()
+    stop: StopSettings = StopSettings()
 
 
 PUBLISHED_RULES = ("repeated_text", "barren_streak", "tool_repetition", "progress_stall")
@@ -102,6 +105,7 @@ def _hardened() -> Settings:
     return Settings(
         rules=msgspec.structs.replace(base, **rules),
         continuation=ContinuationSettings(backoff_after=5, backoff_s=_BACKOFF_S),
+        stop=StopSettings(enabled=True, edge_counts="since_progress"),
     )
 
 
@@ -368,6 +372,9 @@ def _refuse_contradictions(settings: Settings) -> None:
     found = contradiction(settings.rules)
     if found is not None:
         raise Refused("invalid", found[1], path=f"$.rules.{found[0]}")
+    stop = limits.contradiction(settings.stop)
+    if stop is not None:
+        raise Refused("invalid", stop[1], path=f"$.stop.{stop[0]}")
     gate = settings.gate
     if gate.provider_backoff_ms > gate.provider_backoff_max_ms:
         raise Refused(

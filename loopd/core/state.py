@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loopd.core.rules import RulesState
+from loopd.core.stops.counting import StopState
 from loopd_protocol.holds import AnyHold
 from loopd_protocol.sources import Source, Trigger
 
@@ -118,6 +119,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         fingerprint: last known digest of the outside state.
         crash_boots: numbers of the last boots that found this session in the middle of a turn.
         progress_ms: last moment of progress.
+        stops: what the stop rules remember.
+        run: number of the run, from 1; a person who resumes an ended session begins the next one.
         last_manual_ms: moment by which the last `cron run` goes; each run has its own.
     """
 
@@ -161,3 +164,5 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     crash_boots: tuple[int, ...] = ()
     last_manual_ms: int = 0
     ended_ms: int = 0
+    stops: StopState = StopState()
+    run: int = 1

@@ -164,6 +164,8 @@ class Dispatcher:
         conditions.check(loop.session)
         given = input_of(command, caller)
         before = loop.session
+        if isinstance(command, cm.SessionResume) and before.status != "live":
+            self._router.revive(before)
         result: Result = {}
 
         def describe(advanced: Advanced) -> Idempotency | None:

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from loopd.core.writes import PassiveRow
+from loopd_protocol.errors import Refused
+
+
+def room(live: int, most: int) -> None:
+    """Check that one more session may live.
+
+    Raises:
+        Refused: `overloaded` with both numbers.
+    """
+    if live >= most:
+        raise Refused("overloaded", f"{live} live sessions; at most {most} are allowed")
 
 
 class Names:
@@ -22,6 +33,17 @@ class Names:
 
     def reserve(self, name: str, sid: str) -> None:
         """Give a name to a session that is being created."""
+        self._live[name] = sid
+
+    def take(self, name: str, sid: str, *, live: int, most: int) -> None:
+        """Give an ended session its name back.
+
+        Raises:
+            Refused: `already_exists` when a live session has it, `overloaded` when there are too many.
+        """
+        if self._live.get(name, sid) != sid:
+            raise Refused("already_exists", f"a live session is called {name!r}; end that one first")
+        room(live, most)
         self._live[name] = sid
 
     def release(self, name: str, sid: str) -> None:

@@ -11,6 +11,7 @@ from loopd.core import schedule
 from loopd.core.access import Answer
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
+from loopd.engine import reports
 from loopd.engine.history import messages_of, step_messages
 from loopd.engine.loading import blob_names
 from loopd.engine.manifest import Manifest, content_digest, rows_of, sha256
@@ -73,6 +74,8 @@ class Queries:
                 result = await self._history(command)
             case cm.TurnGet():
                 result = await self._turn(command)
+            case cm.SessionReport():
+                result = await reports.report(self._router, command)
             case cm.Verify():
                 whose = None if command.sid is None else self._router.resolve(command.sid)
                 result = await self._store.verify(sid=whose, suspended_since=command.suspended_since)

@@ -31,7 +31,7 @@ from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
-from loopd.engine.names import Names
+from loopd.engine.names import Names, room
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
@@ -283,6 +283,10 @@ class Router:
             return list(self.rows.values())
         return [self.rows[sid] for sid in sids if sid in self.rows]
 
+    def revive(self, session: Session) -> None:
+        """An ended session is about to live again: it needs a place and its name; see `Names.take`."""
+        self._names.take(session.name, session.sid, live=self._live, most=self._max_sessions)
+
     # -- creating -----------------------------------------------------------------------------
 
     async def create(
@@ -303,10 +307,7 @@ class Router:
         Raises:
             Refused: `already_exists`, `invalid` settings or driver, `overloaded`, storage codes.
         """
-        if self._live >= self._max_sessions:
-            raise Refused(
-                "overloaded", f"{self._live} live sessions; at most {self._max_sessions} are allowed"
-            )
+        room(self._live, self._max_sessions)
         chosen = preset or self._default_preset
         merged = {**self._default_overrides, **overrides}
         settings_of(chosen, merged)

@@ -18,6 +18,7 @@ from loopd.core.inputs import (
     GoalChangeRequested,
     Input,
     InterruptRequested,
+    ResumeRequested,
     SuspendRequested,
     UnsuspendRequested,
 )
@@ -84,6 +85,8 @@ def input_of(command: cm.Command, caller: Caller) -> Input:
             return DropRequested(by=by, id=command.id)
         case cm.SessionEnd():
             return EndRequested(by=by, reason=command.reason)
+        case cm.SessionResume():
+            return ResumeRequested(by=by, reason=command.reason)
     raise Refused("unknown_type", f"no handler for {command.type!r}")
 
 
@@ -121,6 +124,8 @@ def result_of(command: cm.Command, before: Session, advanced: Advanced) -> Resul
             result |= _cron_result(command, advanced)
         case cm.SessionEnd():
             result |= {"status": session.status, "stop_reason": session.stop_reason}
+        case cm.SessionResume():
+            result |= {"status": session.status, "run": session.run, **gate_view(session)}
         case _:
             pass
     return result

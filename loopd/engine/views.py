@@ -90,6 +90,7 @@ def session_view(session: Session) -> dict[str, Any]:
         "driver": session.driver,
         "workspace": session.workspace,
         "phase": session.phase,
+        "run": session.run,
         "crons": [cron_view(session.sid, job) for job in session.crons],
         "wakes": [msgspec.to_builtins(wake) for wake in session.wakes],
         "created_ms": session.created_ms,

@@ -11,7 +11,14 @@ from loopd_protocol.events import EVENT_TYPES
 
 _CONTENT: dict[str, dict[str, Any]] = {
     "session.created": {"driver": {}, "settings": {}},
-    "session.ended": {"explanation": ""},
+    "session.ended": {"explanation": "", "remaining": []},
+    "issue.written": {
+        "loop": "",
+        "evidence": [],
+        "last_reason": "",
+        "last_command": "",
+    },
+    "phase.clamped": {"phase": "", "proposed": "", "edge": ""},
     "envelope.accepted": {"text": ""},
     "degeneration.detected": {"evidence": []},
     "detector.failed": {"error": ""},

@@ -75,6 +75,8 @@ class SessionInvariants:
                 self._occurred(event, wrong)
             case ev.SessionEnded():
                 self._ended = True
+            case ev.SessionResumed():
+                self._ended = False
             case _:
                 pass
 

@@ -141,6 +141,23 @@ class SessionEnd(Command, frozen=True, kw_only=True, tag="session.end"):
     reason: Reason = ""
 
 
+class SessionResume(Command, frozen=True, kw_only=True, tag="session.resume"):
+    """Goes on with an ended session as a new run, or grants more steps to one that waits for them.
+
+    → `{"sid", "status", "run"}`. The history stays, the counters of the stop rules begin anew.
+    """
+
+    sid: SessionRef
+    reason: Reason = ""
+
+
+class SessionReport(Command, frozen=True, kw_only=True, tag="report"):
+    """→ `{"report": {…}}`, and with format `md` also `{"text"}`: how a run went, also while it lives."""
+
+    sid: SessionRef
+    format: Literal["json", "md"] = "json"
+
+
 class Send(Command, frozen=True, kw_only=True, tag="send"):
     """→ `{"id", "seq", "held", "by"}` once the envelope is durable, held or not."""
 
@@ -405,6 +422,8 @@ AnyCommand = (
     | SessionGet
     | SessionList
     | SessionEnd
+    | SessionResume
+    | SessionReport
     | Send
     | Suspend
     | Unsuspend
@@ -449,6 +468,8 @@ SCOPES: dict[str, str] = {
     "session.get": "read",
     "session.list": "read",
     "session.end": "control",
+    "session.resume": "control",
+    "report": "read.content",
     "send": "send",
     "suspend": "control",
     "unsuspend": "control",

@@ -51,6 +51,10 @@ class SessionEnded(Event, frozen=True, kw_only=True, tag="session.ended"):
     Attributes:
         status: `done_success | done_partial | aborted_stuck | aborted_constraint`.
         stop_reason: the nuance, for example `tool_repetition`, `operator`.
+        explanation: at most three sentences.
+        secondary: other reasons that were found in the same turn; the status is not theirs.
+        remaining: for `done_partial`: what is still to be done.
+        run: number of the run that ends, from 1.
     """
 
     status: Label
@@ -58,6 +62,48 @@ class SessionEnded(Event, frozen=True, kw_only=True, tag="session.ended"):
     rule: Label | None = None
     explanation: Reason = ""
     by: Label = ""
+    secondary: tuple[Label, ...] = ()
+    remaining: tuple[Reason, ...] = ()
+    run: Count = 1
+
+
+class SessionResumed(Event, frozen=True, kw_only=True, tag="session.resumed"):
+    """A person resumed an ended session: its run number `run` begins, its history stays."""
+
+    run: Count
+    reason: Reason = ""
+    by: Label = ""
+
+
+class IssueWritten(Event, frozen=True, kw_only=True, tag="issue.written"):
+    """The one structured record of an aborted run; written in the same commit as its end.
+
+    Secrets that are recognised are redacted in everything the agent or its tools wrote.
+
+    Attributes:
+        id: `iss_<num>_<run>`; one for each run.
+        status, stop_reason, rule: as in `session.ended`.
+        loop: the offending loop or edge, in words.
+        evidence: at most 8 short lines a person can check.
+        last_reason: what the agent said last.
+        last_command, error_signature: the last command, and the signature of the last failure.
+        counters: steps, corrections and so on, by name.
+        resume: how to go on.
+    """
+
+    id: Key
+    run: Count
+    status: Label
+    stop_reason: Label
+    rule: Label | None = None
+    loop: Reason = ""
+    evidence: tuple[Reason, ...] = ()
+    last_reason: Reason = ""
+    last_command: Reason = ""
+    error_signature: Digest = ""
+    counters: dict[Label, Count] = {}
+    state_fingerprint: Digest = ""
+    resume: Reason = ""
 
 
 # -- envelopes --------------------------------------------------------------------------------
@@ -256,6 +302,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
         state_fingerprint: digest of what the agent can change outside, or None for unknown.
         request_sha256: digest of the exact request bytes, or None where a driver has no such bytes.
         compacted: the driver compacted the context before this step.
+        skipped_rules: rules that raised or took too long on this step; they did not see it.
     """
 
     n: Count
@@ -271,6 +318,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
     request_sha256: Digest | None = None
     phase: Label | None = None
     compacted: bool = False
+    skipped_rules: tuple[Label, ...] = ()
 
 
 class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
@@ -280,6 +328,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
         outcome: `completed | empty | idle | model_error | stopped_by_rule | step_limit | deadline |
             failed`.
         near_misses: by rule, how often it came within three quarters of its soft threshold.
+        skipped_rules: rules that raised or took too long on this turn; they did not see its end.
     """
 
     n: Count
@@ -288,6 +337,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     duration_ms: DurationMs = 0
     error: Reason = ""
     near_misses: dict[Label, Count] = {}
+    skipped_rules: tuple[Label, ...] = ()
 
 
 class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
@@ -344,6 +394,23 @@ class AgentReported(Event, frozen=True, kw_only=True, tag="agent.reported"):
     phase: Label | None = None
     metric: Label | None = None
     value_micro: Signed | None = None
+
+
+class PhaseClamped(Event, frozen=True, kw_only=True, tag="phase.clamped"):
+    """The agent proposed a phase by which an edge would reach its limit; it was refused and told why.
+
+    Attributes:
+        phase, proposed: where it is, and where it wanted to go.
+        count, limit: passages of the edge since the last progress, and how many end the run.
+        lifetime: passages of the edge in this run.
+    """
+
+    phase: Label
+    proposed: Label
+    edge: Label
+    count: Count
+    limit: Count
+    lifetime: Count = 0
 
 
 class WakeSet(Event, frozen=True, kw_only=True, tag="wake.set"):
@@ -467,6 +534,8 @@ class CommandDenied(Event, frozen=True, kw_only=True, tag="command.denied"):
 AnyEvent = (
     SessionCreated
     | SessionEnded
+    | SessionResumed
+    | IssueWritten
     | EnvelopeAccepted
     | EnvelopeHeld
     | EnvelopeCoalesced
@@ -482,6 +551,7 @@ AnyEvent = (
     | ProviderRetrying
     | GoalChanged
     | AgentReported
+    | PhaseClamped
     | WakeSet
     | WakeCancelled
     | CronChanged

@@ -166,6 +166,7 @@ def observe_step(
     *,
     ladder: LadderSettings | None = None,
     attended: bool = False,
+    skip: tuple[str, ...] = (),
 ) -> Verdicts:
     """Feed one step.
 
@@ -175,8 +176,10 @@ def observe_step(
         record: the step.
         ladder: decides what findings of two-level rules lead to; None: each is told as it is.
         attended: a person is there.
+        skip: rules that do not see it, because they raised or took too long on it.
     """
-    published = _observe(state, settings, record, [(rule.id, rule.on_step) for rule in RULES if rule.on_step])
+    judges = [(rule.id, rule.on_step) for rule in RULES if rule.on_step and rule.id not in skip]
+    published = _observe(state, settings, record, judges)
     in_cron = record.trigger is Trigger.CRON
     on = lanes.any_on(settings)
     lane = state.main
@@ -189,7 +192,7 @@ def observe_step(
         after = msgspec.structs.replace(published.state, **changes) if changes else published.state
         return msgspec.structs.replace(published, state=after, progress=made)
     look = trail.look(remembered, record, results, made, attended=attended)
-    seen = lanes.observe_step(lane, settings, look)
+    seen = lanes.observe_step(lane, settings, look, skip)
     changes |= {"cron": seen.lane, "cron_turn": record.turn} if in_cron else {"main": seen.lane}
     if made.made:
         changes["rungs"] = rungs.climb_down(state.rungs)
@@ -204,15 +207,17 @@ def observe_turn(
     *,
     ladder: LadderSettings | None = None,
     attended: bool = False,
+    skip: tuple[str, ...] = (),
 ) -> Verdicts:
-    """Feed one ended turn. Called after the turn's last step."""
-    published = _observe(state, settings, record, [(rule.id, rule.on_turn) for rule in RULES if rule.on_turn])
+    """Feed one ended turn to all rules but those to `skip`. Called after the turn's last step."""
+    judges = [(rule.id, rule.on_turn) for rule in RULES if rule.on_turn and rule.id not in skip]
+    published = _observe(state, settings, record, judges)
     if not lanes.any_on(settings):
         return published
     lane = state.main
     n = max(lane.trail.number(0), state.cron.trail.number(0))
     look = trail.TurnLook(record=record, n=n, attended=attended, trail=lane.trail)
-    seen = lanes.observe_turn(lane, settings, look)
+    seen = lanes.observe_turn(lane, settings, look, skip)
     after = msgspec.structs.replace(published.state, main=seen.lane)
     return _climb(after, published, seen, n=n, ladder=ladder, attended=attended)
 

@@ -110,14 +110,18 @@ def any_on(settings: Any) -> bool:
     return any(getattr(settings, rule).on for rule in IDS)
 
 
-def observe_step(lane: Lane, settings: Any, look: Look) -> Seen:
-    """Feed one step to the rules that are on."""
-    return _observe(lane, settings, look, look.trail, STEP_JUDGES)
+def observe_step(lane: Lane, settings: Any, look: Look, skip: tuple[str, ...] = ()) -> Seen:
+    """Feed one step to the rules that are on, but for those to `skip`."""
+    return _observe(lane, settings, look, look.trail, _without(STEP_JUDGES, skip))
 
 
-def observe_turn(lane: Lane, settings: Any, look: TurnLook) -> Seen:
-    """Feed one ended turn to the rules that are on."""
-    return _observe(lane, settings, look, look.trail, TURN_JUDGES)
+def observe_turn(lane: Lane, settings: Any, look: TurnLook, skip: tuple[str, ...] = ()) -> Seen:
+    """Feed one ended turn to the rules that are on, but for those to `skip`."""
+    return _observe(lane, settings, look, look.trail, _without(TURN_JUDGES, skip))
+
+
+def _without(judges: tuple[tuple[str, Judges], ...], skip: tuple[str, ...]) -> tuple[tuple[str, Judges], ...]:
+    return judges if not skip else tuple(row for row in judges if row[0] not in skip)
 
 
 def _observe(

@@ -89,8 +89,10 @@ def contradiction(settings: StopSettings) -> tuple[str, str] | None:
     if told and over and told >= over:
         return (
             "no_progress_correction",
-            f"stop.no_progress_correction is {told}; expected less than stop.no_progress, which is {over} "
-            "(0 switches it off)",
+            (
+                f"stop.no_progress_correction is {told}; expected less than stop.no_progress, which is {over} "
+                "(0 switches it off)"
+            ),
         )
     path = settings.issue_file
     if path.startswith(("/", "~")) or ".." in path.split("/") or "\0" in path:

@@ -73,7 +73,6 @@ async def fill(path: Path) -> dict[str, object]:
                 s.sid: [s.state.ss, s.state.status, s.state.turns] for s in (night, ended) if s.state
             },
             "blobs": {sha256(content).hexdigest(): len(content) for content in blobs},
-            "rules_unchanged": True,
         }
 
 

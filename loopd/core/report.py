@@ -1,0 +1,394 @@
+"""The report of a run: how it went and why it ended, from the session's state and its last events. Pure.
+
+Agent-written text is redacted here and escaped where it is rendered as Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from loopd.core.redaction import redacted
+from loopd.core.settings import Settings
+from loopd.core.state import Session
+from loopd.core.stops.counting import ceiling
+from loopd.core.stops.limits import limits_of
+from loopd_protocol import events as ev
+
+KINDS = (
+    "session.created",
+    "session.ended",
+    "session.resumed",
+    "gate.changed",
+    "goal.changed",
+    "degeneration.detected",
+    "detector.failed",
+    "phase.clamped",
+    "turn.completed",
+    "turn.interrupted",
+    "issue.written",
+)
+"""Events that a report is made of, besides the state."""
+
+EVENTS = 400
+"""How many of the last ones are looked at."""
+TIMELINE = 60
+TURNS = 10
+TEXT_CHARS = 300
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the timeline; `turn` is the turn it belongs to, or None."""
+
+    at_ms: int
+    ss: int
+    what: str
+    turn: int | None = None
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run went.
+
+    Attributes:
+        status: `live` or the terminal state; `explanation` has at most three sentences.
+        counters: by name, `steps`, `steps_since_progress`, `corrections` and so on.
+        edges: `a->b` → passages since the last progress and in the run, refusals, the last reasons.
+        failures: commands that failed and did not pass since.
+        gates: kind of hold → how often it was set and for how many milliseconds it stood.
+        turns: the last turns, with the command that shows each.
+        issue: the structured issue of an abort, or None.
+    """
+
+    sid: str
+    name: str
+    run: int
+    status: str
+    stop_reason: str
+    rule: str | None
+    explanation: str
+    profile: str
+    preset: str
+    secondary: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+    goal: dict[str, str] | None = None
+    created_ms: int = 0
+    ended_ms: int | None = None
+    phase: str = ""
+    counters: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    edges: dict[str, dict[str, Any]] = {}
+    failures: tuple[dict[str, Any], ...] = ()
+    checks: tuple[dict[str, Any], ...] = ()
+    gates: dict[str, dict[str, int]] = {}
+    last_progress_step: int | None = None
+    last_progress_ms: int = 0
+    tokens: dict[str, int] = {}
+    timeline: tuple[Entry, ...] = ()
+    turns: tuple[dict[str, Any], ...] = ()
+    issue: dict[str, Any] | None = None
+    resume: str | None = None
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True):
+    """One event with its place."""
+
+    ss: int
+    at_ms: int
+    event: ev.Event
+    turn: int | None = None
+
+
+def run_report(
+    session: Session,
+    settings: Settings,
+    happened: Sequence[Happened],
+    reasons: Mapping[int, str],
+    now_ms: int,
+) -> RunReport:
+    """Make the report of the session's present run.
+
+    Args:
+        session: as committed.
+        settings: of the session.
+        happened: its last events of the kinds `KINDS`, in order.
+        reasons: texts of the steps that are marked on edges, by `ss`.
+        now_ms: holds that stand are counted up to here.
+    """
+    stops, lane, limits = session.stops, session.stops.lane, limits_of(settings.stop)
+    ended = _last(happened, ev.SessionEnded) if session.status != "live" else None
+    issue = _last(happened, ev.IssueWritten) if session.status != "live" else None
+    if issue is not None and issue.run != session.run:
+        issue = None
+    last = session.rules.progress.last
+    return RunReport(
+        sid=session.sid,
+        name=session.name,
+        run=session.run,
+        status=session.status,
+        stop_reason=session.stop_reason,
+        rule=None if ended is None else ended.rule,
+        explanation=redacted(_explanation(session, ended)),
+        profile=settings.stop.profile,
+        preset=session.preset,
+        secondary=() if ended is None else ended.secondary,
+        remaining=() if ended is None else tuple(redacted(line) for line in ended.remaining),
+        goal=None
+        if session.goal is None
+        else {"status": session.goal.status, "text": redacted(session.goal.text)},
+        created_ms=session.created_ms,
+        ended_ms=session.ended_ms or None,
+        phase=session.phase or lane.phase,
+        counters={
+            "turns": session.turns,
+            "steps": session.steps,
+            "steps_toward_ceiling": lane.steps,
+            "steps_since_progress": lane.since if settings.stop.enabled else max(0, session.steps - last),
+            "extensions": lane.extensions,
+            "same_error": max((each.same for each in lane.attempts), default=0),
+            "noop_edits": lane.edits.noop,
+            "unresolved_tools": lane.unresolved,
+            "corrections": stops.corrections,
+            "clamps": stops.clamps,
+            "milestones": stops.milestones,
+            "gate_closings": sum(sets for sets, _ in stops.gates.values()),
+        },
+        limits={
+            "max_steps": ceiling(lane, limits),
+            "edge_loop": limits.edge_loop,
+            "same_error": limits.same_error,
+            "noop_edit": limits.noop_edit,
+            "no_progress": limits.no_progress,
+            "unresolved_tools": limits.unresolved_tools,
+        }
+        if settings.stop.enabled
+        else {},
+        edges={
+            name: {
+                "since_progress": edge.since,
+                "lifetime": edge.lifetime,
+                "clamped": edge.clamped,
+                "reasons": [redacted(_line(reasons[ss])) for ss in edge.marks if reasons.get(ss)],
+            }
+            for name, edge in sorted(stops.main.edges.items(), key=lambda item: -item[1].lifetime)
+        },
+        failures=tuple(
+            {
+                "command": redacted(each.label),
+                "signature": each.signature,
+                "in_a_row": each.same,
+                "since_it_passed": each.total,
+            }
+            for each in reversed(lane.attempts)
+        ),
+        checks=tuple({"command": redacted(each.label), "passes": each.passes} for each in stops.checks),
+        gates=_gates(session, now_ms),
+        last_progress_step=last or None,
+        last_progress_ms=session.progress_ms,
+        tokens={
+            "input": session.spent.input,
+            "output": session.spent.output,
+            "total": session.spent.input + session.spent.output,
+            "after_last_progress": session.spent.barren,
+        },
+        timeline=_timeline(happened),
+        turns=_turns(session.sid, happened),
+        issue=None if issue is None else msgspec.to_builtins(issue),
+        resume=f"loopctl resume {session.sid}" if session.status != "live" else None,
+    )
+
+
+def _last(happened: Sequence[Happened], kind: type[Any]) -> Any:
+    return next((each.event for each in reversed(happened) if isinstance(each.event, kind)), None)
+
+
+def _explanation(session: Session, ended: ev.SessionEnded | None) -> str:
+    if ended is not None:
+        return ended.explanation or f"The run ended as {ended.status}: {ended.stop_reason}."
+    holds = ", ".join(hold.kind for hold in session.gate.holds)
+    if holds:
+        return f"The run goes on. Its gate is closed by {holds}."
+    return "The run goes on."
+
+
+def _gates(session: Session, now_ms: int) -> dict[str, dict[str, int]]:
+    made = {kind: {"times": n, "held_ms": ms} for kind, (n, ms) in sorted(session.stops.gates.items())}
+    for hold in session.gate.holds:
+        entry = made.setdefault(hold.kind, {"times": 1, "held_ms": 0})
+        entry["held_ms"] += max(0, now_ms - hold.since_ms)
+    return made
+
+
+def _turns(sid: str, happened: Sequence[Happened]) -> tuple[dict[str, Any], ...]:
+    made: list[dict[str, Any]] = []
+    for each in happened:
+        event = each.event
+        if isinstance(event, ev.TurnCompleted):
+            made.append({"n": event.n, "outcome": event.outcome, "steps": event.steps})
+        elif isinstance(event, ev.TurnInterrupted):
+            made.append({"n": event.n, "outcome": "interrupted", "steps": event.steps})
+    return tuple(turn | {"show": f"loopctl show {sid}@{turn['n']}"} for turn in made[-TURNS:])
+
+
+def _timeline(happened: Sequence[Happened]) -> tuple[Entry, ...]:
+    made = []
+    for each in happened:
+        what = _what(each.event)
+        if what:
+            made.append(Entry(at_ms=each.at_ms, ss=each.ss, turn=each.turn, what=redacted(_line(what))))
+    return tuple(made[-TIMELINE:])
+
+
+def _what(event: ev.Event) -> str:
+    match event:
+        case ev.SessionCreated():
+            return f"created with preset {event.preset}"
+        case ev.SessionEnded():
+            return f"ended {event.status}: {event.stop_reason}"
+        case ev.SessionResumed():
+            return f"resumed by {event.by} as run {event.run}: {event.reason}".rstrip(": ")
+        case ev.GateChanged():
+            if event.added is not None and event.cause != "gate_extend":
+                return f"gate closed by {event.added.kind}: {event.added.reason}".rstrip(": ")
+            return f"{', '.join(event.removed)} went: {event.cause}" if event.removed else ""
+        case ev.GoalChanged():
+            return f"goal {event.status} by {event.origin}"
+        case ev.DegenerationDetected():
+            said = event.evidence[0] if event.evidence else ""
+            shadow = " (shadow)" if event.shadow else ""
+            return f"{event.rule} {event.verdict}{shadow}, {event.score} of {event.threshold} {event.unit}: {said}"
+        case ev.DetectorFailed():
+            return f"rule {event.rule} failed: {event.cause}"
+        case ev.PhaseClamped():
+            return f"phase {event.proposed} refused: {event.edge} {event.count} times, limit {event.limit}"
+        case ev.TurnInterrupted():
+            return f"turn {event.n} interrupted: {event.cause}"
+        case ev.IssueWritten():
+            return f"issue {event.id} written"
+        case _:
+            return ""
+
+
+def _line(text: str) -> str:
+    plain = " ".join(text[: 4 * TEXT_CHARS].split())
+    return plain if len(plain) <= TEXT_CHARS else plain[: TEXT_CHARS - 1] + "…"
+
+
+# -- Markdown -----------------------------------------------------------------------------------------
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
+
+
+def escaped(text: str) -> str:
+    """Text that is shown as it is: on one line, Markdown and HTML without meaning, no control characters."""
+    plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return _SPECIAL.sub(r"\\\1", plain)
+
+
+def markdown(report: RunReport) -> str:
+    """The report as a Markdown page."""
+    out = [f"# Run {report.run} of {escaped(report.name)}: {report.status}", ""]
+    out += [escaped(report.explanation), ""]
+    facts = [
+        ("session", report.sid),
+        ("stop reason", report.stop_reason),
+        ("rule", report.rule or ""),
+        ("also found", ", ".join(report.secondary)),
+        ("preset, profile", f"{report.preset}, {report.profile}"),
+        ("goal", "" if report.goal is None else f"{report.goal['status']}: {report.goal['text']}"),
+        ("began", _moment(report.created_ms)),
+        ("ended", "" if report.ended_ms is None else _moment(report.ended_ms)),
+        ("last progress", f"step {report.last_progress_step}" if report.last_progress_step else "none"),
+        (
+            "tokens",
+            f"{report.tokens['total']}, {report.tokens['after_last_progress']} of them after the last progress",
+        ),
+    ]
+    out += _table(("", ""), [(name, value) for name, value in facts if value])
+    if report.remaining:
+        out += ["## What remains", "", *(f"- {escaped(line)}" for line in report.remaining), ""]
+    rows = [
+        (name.replace("_", " "), str(value), _limit(report, name)) for name, value in report.counters.items()
+    ]
+    out += ["## Counters", "", *_table(("counter", "value", "limit"), rows)]
+    if report.edges:
+        out += ["## Edges", ""]
+        out += _table(
+            ("edge", "since progress", "in this run", "refused", "last reason"),
+            [
+                (
+                    name,
+                    str(edge["since_progress"]),
+                    str(edge["lifetime"]),
+                    str(edge["clamped"]),
+                    edge["reasons"][-1] if edge["reasons"] else "",
+                )
+                for name, edge in report.edges.items()
+            ],
+        )
+    if report.failures:
+        out += ["## Failures that did not pass since", ""]
+        out += _table(
+            ("command", "signature", "in a row", "since it passed"),
+            [tuple(str(value) for value in each.values()) for each in report.failures],
+        )
+    if report.gates:
+        out += ["## Gates", ""]
+        out += _table(
+            ("hold", "times", "held"),
+            [(kind, str(g["times"]), f"{g['held_ms'] / 1_000:.1f} s") for kind, g in report.gates.items()],
+        )
+    if report.timeline:
+        out += ["## Timeline", ""]
+        out += [f"- {_moment(each.at_ms)} {escaped(each.what)}" for each in report.timeline] + [""]
+    if report.turns:
+        out += ["## Last turns", ""]
+        out += [
+            f"- turn {turn['n']}, {turn['outcome']}, {turn['steps']} steps: `{turn['show']}`"
+            for turn in report.turns
+        ] + [""]
+    if report.issue is not None:
+        out += _issue_lines(report.issue)
+    if report.resume is not None:
+        out += [f"Go on with a new run: `{report.resume}`", ""]
+    return "\n".join(out)
+
+
+def issue_markdown(issue: ev.IssueWritten, *, sid: str, name: str, explanation: str) -> str:
+    """One issue as a Markdown page, for the file in the workspace."""
+    head = [f"# {escaped(name)} was stopped: {escaped(issue.rule or issue.stop_reason)}", ""]
+    head += [escaped(explanation), "", f"Session {sid}, run {issue.run}, {issue.status}.", ""]
+    return "\n".join([*head, *_issue_lines(msgspec.to_builtins(issue)), f"Go on: `{issue.resume}`", ""])
+
+
+def _issue_lines(issue: Mapping[str, Any]) -> list[str]:
+    names = ("id", "rule", "loop", "last_reason", "last_command", "error_signature", "state_fingerprint")
+    rows = [(name.replace("_", " "), str(issue[name])) for name in names if issue.get(name)]
+    rows += [(name.replace("_", " "), str(value)) for name, value in issue.get("counters", {}).items()]
+    lines = ["## Issue", "", *_table(("", ""), rows)]
+    return lines + [f"- {escaped(line)}" for line in issue.get("evidence", ())] + [""]
+
+
+def _limit(report: RunReport, counter: str) -> str:
+    key = {
+        "steps_toward_ceiling": "max_steps",
+        "steps_since_progress": "no_progress",
+        "same_error": "same_error",
+        "noop_edits": "noop_edit",
+        "unresolved_tools": "unresolved_tools",
+    }.get(counter)
+    limit = report.limits.get(key, 0) if key else 0
+    return str(limit) if limit else ""
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows]
+    return [*lines, ""]
