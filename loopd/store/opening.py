@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
+from loopd import __version__
 from loopd.store import chain
 from loopd.store.ledger import Ledger
 from loopd.store.rows import tail
@@ -112,8 +113,8 @@ def prepare(
         begun = Boot(n=boots + 1, id=boot, epoch=epoch + 1, at_ms=now_ms)
         connection.execute("UPDATE meta SET epoch = ?, boots = ?", (begun.epoch, begun.n))
         connection.execute(
-            "INSERT INTO boot (n, id, epoch, at_ms, head) VALUES (?, ?, ?, ?, ?)",
-            (begun.n, boot, begun.epoch, now_ms, seq),
+            "INSERT INTO boot (n, id, version, epoch, at_ms, head) VALUES (?, ?, ?, ?, ?, ?)",
+            (begun.n, boot, __version__, begun.epoch, now_ms, seq),
         )
         connection.execute("COMMIT")
     except BaseException:

@@ -48,9 +48,15 @@ class Findings:
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []
         self.total = 0
+        self.notes: list[dict[str, Any]] = []
 
     def add(self, check: str, what: str, **where: Any) -> None:
         """Note one finding. `where` names what it is about: seq, sid, ss, table."""
         self.total += 1
         if len(self.listed) < FINDINGS_MAX:
             self.listed.append({"check": check, "what": what, **where})
+
+    def note(self, check: str, what: str, **where: Any) -> None:
+        """Note what is worth knowing and no fault."""
+        if len(self.notes) < FINDINGS_MAX:
+            self.notes.append({"check": check, "what": what, **where})

@@ -32,7 +32,8 @@ def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
 
     Returns:
         `{"ok", "log", "head", "checked": {"events", "sessions", "blobs"}, "findings": […]}`, with
-        `findings_total` when there are more than are listed, and `proof` for `suspended_since`.
+        `findings_total` when there are more than are listed, `notes` on states that an older loopd
+        derived and this one would derive differently, and `proof` for `suspended_since`.
 
     Raises:
         Refused: `not_found` for an unknown session, `invalid` for `suspended_since` without one,
@@ -66,6 +67,8 @@ def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
     finally:
         scratch.close()
     result["findings"] = findings.listed
+    if findings.notes:
+        result["notes"] = findings.notes
     if findings.total > len(findings.listed):
         result["findings_total"] = findings.total
     result["ok"] = findings.total == 0

@@ -18,11 +18,12 @@ CREATE TABLE meta (
 ) STRICT;
 
 CREATE TABLE boot (
-    n     INTEGER PRIMARY KEY,    -- counts up; journal.boot refers to it
-    id    TEXT    NOT NULL,
-    epoch INTEGER NOT NULL,
-    at_ms INTEGER NOT NULL,
-    head  INTEGER NOT NULL        -- last seq before this boot
+    n       INTEGER PRIMARY KEY,    -- counts up; journal.boot refers to it
+    id      TEXT    NOT NULL,
+    version TEXT    NOT NULL,       -- of loopd: a newer one may derive a state differently
+    epoch   INTEGER NOT NULL,
+    at_ms   INTEGER NOT NULL,
+    head    INTEGER NOT NULL        -- last seq before this boot
 ) STRICT;
 
 CREATE TABLE journal (
