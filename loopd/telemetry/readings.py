@@ -65,6 +65,7 @@ class _Turn(msgspec.Struct, gc=False):
     outcome: str = "interrupted"
     cause: str = ""
     duration_ms: int = 0
+    near_misses: dict[str, int] = {}
 
 
 class _Caused(msgspec.Struct, gc=False):
@@ -171,6 +172,8 @@ def _turn_ended(to: Metrics, event: StoredEvent) -> None:
     to.observe("loopd_turn_duration_seconds", body.duration_ms / 1000, trigger)
     if event.kind == "turn.interrupted" and body.cause == "crash":
         to.add("loopd_recoveries_total", body.cause)
+    for rule, count in body.near_misses.items():
+        to.add("loopd_rule_near_miss_total", rule, by=count)
 
 
 def _provider_retrying(to: Metrics, event: StoredEvent) -> None:

@@ -92,7 +92,7 @@ LIFE = [
     ev.EnvelopeHeld(id="e1", by=("Budget", "ProviderBackoff")),
     ev.TurnStarted(n=1, trigger=Trigger.HUMAN, envelopes=("e1",)),
     ev.TurnStep(n=1, step=1, total=1, text="x", usage=ev.Usage(input_tokens=7, output_tokens=3, cached_tokens=2)),
-    ev.TurnCompleted(n=1, outcome="completed", duration_ms=1_500),
+    ev.TurnCompleted(n=1, outcome="completed", duration_ms=1_500, near_misses={"cycle": 2}),
     ev.TurnStarted(n=2, trigger=Trigger.CONTINUATION),
     ev.TurnInterrupted(n=2, cause="crash", duration_ms=10),
     ev.DegenerationDetected(rule="repeated_text", verdict="close", level="hard", score=5, threshold=5),
@@ -139,6 +139,7 @@ def lived() -> Metrics:
         ("loopd_tokens_total", {"kind": "output"}, 3),
         ("loopd_tokens_total", {"kind": "cached"}, 2),
         ("loopd_degeneration_detected_total", {"rule": "repeated_text", "verdict": "close"}, 1),
+        ("loopd_rule_near_miss_total", {"rule": "cycle"}, 2),
         (
             "loopd_gate_transitions_total",
             {"from": "open", "to": "closed", "reason": "detection", "by": "rule"},
