@@ -9,7 +9,8 @@ from tests.corpus.cases import Move, Story, call, do, sh
 
 
 def working(rng: random.Random) -> Story:
-    """A coding agent that gets on: reads, searches, edits, and tests with ever other results."""
+    """A coding agent that gets on: it reads, searches, edits, and tests until all is green, then the next thing."""
+    failing = [words.name(rng), words.name(rng)]
     while True:
         place = words.path(rng)
         yield do(call("read_file", {"path": place}, words.source(rng)), text=f"Let me look at {place}.")
@@ -24,10 +25,15 @@ def working(rng: random.Random) -> Story:
                 call("edit_file", {"path": place, "old": words.name(rng), "new": words.name(rng)}, "replaced 1 occurrence"),
                 text=words.sentence(rng, 9),
             )
-            failing = rng.randint(1, 9)
-            yield do(
-                sh("pytest -q", f"{failing} failed, {rng.randrange(40, 900)} passed: test_{words.name(rng)}", ok=False, exit_code=1)
-            )
+            passed = rng.randrange(40, 900)
+            if failing:
+                names = "\n".join(f"FAILED test_{name} - assert {rng.randrange(99)} == {rng.randrange(99)}" for name in failing)
+                result = f"{names}\n{len(failing)} failed, {passed} passed"
+                yield do(sh("pytest -q", result, ok=False, exit_code=1))
+                failing.pop()
+            else:
+                yield do(sh("pytest -q", f"{passed} passed"))
+                failing = [words.name(rng) for _ in range(rng.randint(1, 3))]
         if rng.random() < 0.15:
             yield do(
                 call("read_file", {"path": words.path(rng)}, words.source(rng, 6)),
