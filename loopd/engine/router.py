@@ -124,9 +124,8 @@ class Router:
                 self.timers.arm(row.sid, now + random.randrange(BOOT_SPREAD_MS) if late else row.deadline_ms)
         if running and (ended := self._end_leftovers(running)):
             logger.warning("processes of the last boot ended", extra={"processes": ended})
-        for sid in running:
-            await self._load(sid)
-            self.recovered += 1
+        await self._feed(running, Ticked())  # loading them is recovering them
+        self.recovered = len(running)
 
     async def run(self) -> None:
         """Carry out deadlines, for ever."""
@@ -138,14 +137,17 @@ class Router:
             await loop.aclose()
 
     async def _fire(self, due: list[str]) -> None:
-        for start in range(0, len(due), FIRED_AT_ONCE):
+        await self._feed(due, Ticked())
+
+    async def _feed(self, sids: list[str], given: Ticked | Reconsidered) -> None:
+        for start in range(0, len(sids), FIRED_AT_ONCE):
             written = []
-            for sid in due[start : start + FIRED_AT_ONCE]:
+            for sid in sids[start : start + FIRED_AT_ONCE]:
                 try:
                     loop = await self.loop_of(sid)
-                    pending = loop.apply(Ticked())
-                except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all clocks
-                    logger.error("deadline not carried out", extra={"sid": sid, "code": _code(error)})
+                    pending = loop.apply(given)
+                except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all
+                    logger.error("session not carried on", extra={"sid": sid, "code": _code(error)})
                     self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
                     continue
                 if pending.advanced.events:
@@ -187,11 +189,10 @@ class Router:
             Refused: `not_found`, or a storage code when it cannot be read.
         """
         sid = self.resolve(ref)
-        loop = self._loaded.get(sid)
-        if loop is not None:
-            self._loaded.move_to_end(sid)
-            return loop
-        return await self._load(sid)
+        if sid not in self._loaded:
+            return await self._load(sid)
+        self._loaded.move_to_end(sid)
+        return self._loaded[sid]
 
     async def state_of(self, ref: str) -> Session:
         """The committed state of a session, without loading what it needs to work.
@@ -381,18 +382,16 @@ class Router:
         loops = [loop for loop in self.running() if loop.session.turn is not None]
         for loop in loops:
             given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
-            await loop.apply(given, principal=by).committed()
+            with contextlib.suppress(Refused):  # not written, but `lost` has stopped its driver
+                await loop.apply(given, principal=by).committed()
         for loop in loops:
             await loop.stopped()
         return len(loops)
 
     async def reconsider(self) -> None:
         """The house opened again: judge every session that has something to do."""
-        for row in list(self.rows.values()):
-            if row.status == "live" and (row.inbox or row.goal == "active"):
-                loop = await self.loop_of(row.sid)
-                await loop.apply(Reconsidered()).committed()
-                self.changed(loop)
+        rows = [row for row in self.rows.values() if row.status == "live"]
+        await self._feed([row.sid for row in rows if row.inbox or row.goal == "active"], Reconsidered())
 
 
 def _code(error: BaseException) -> str:

@@ -234,12 +234,17 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    *, image: bytes | None = None, clock: ManualClock | None = None, **options: Any
+    *,
+    image: bytes | None = None,
+    clock: ManualClock | None = None,
+    refuse: Refused | None = None,
+    **options: Any,
 ) -> AsyncIterator[Stage]:
     """Open an engine, on the image of another one's store if there is one, and audit it in the end."""
     clock = clock or ManualClock()
     async with HeldStore(now_ms=clock.now_ms(), image=image) as store, anyio.create_task_group() as tasks:
         here = Stage(store, clock, **options)
+        store.refuse = refuse
         await here.router.open(tasks, frozen=store.frozen is not None)
         try:
             yield here

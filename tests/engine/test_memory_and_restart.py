@@ -196,6 +196,70 @@ async def test_a_session_that_cannot_be_read_fails_alone() -> None:
         assert sids[0] in {r.sid for r in on.requests}
 
 
+@pytest.mark.usefixtures("tiny_memory")
+async def test_an_unfreeze_reaches_every_session_that_can_be_read() -> None:
+    async with stage() as on:
+        sids = [await on.new() for _ in range(6)]
+        await on.call(cm.DaemonFreeze())
+        for sid in sids:
+            await on.send(sid)
+        await on.settle()
+        load = on.store.load_session
+
+        async def broken(sid: str) -> Any:
+            if sid == sids[0]:
+                raise msgspec.ValidationError("not a session")
+            return await load(sid)
+
+        on.store.load_session = broken  # type: ignore[method-assign]
+        await on.call(cm.DaemonUnfreeze())
+        await on.settle()
+        assert {r.sid for r in on.requests} == set(sids[1:])
+        on.store.load_session = load  # type: ignore[method-assign]
+        await on.pump(1_000)
+        await on.settle()
+        assert sids[0] in {r.sid for r in on.requests}
+
+
+async def test_a_daemon_whose_disk_is_full_starts_and_recovers_when_there_is_room() -> None:
+    gate = Gate()
+
+    async def waits(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        await gate.wait()
+        return TurnEnd(outcome="completed")
+
+    async with stage() as on:
+        sid = await on.new("waits", run=waits)
+        await on.send(sid)
+        await gate.reached.wait()
+        image = on.store.image()
+    async with stage(image=image, clock=on.clock, refuse=Refused("storage_full", "no room")) as again:
+        assert (await again.call(cm.Why(sid=sid))).result["turn"]["n"] == 1
+        await again.pump(1_000)
+        again.store.refuse = None
+        await again.pump(1_000)
+        assert [e.cause for e in await again.decoded(sid, ev.TurnInterrupted)] == ["crash"]
+        await again.send(sid)
+        await again.settle()
+        assert [r.n for r in again.requests] == [2]
+
+
+async def test_all_running_turns_are_stopped_even_when_nothing_can_be_written_any_more() -> None:
+    async def forever(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with stage() as on:
+        for _ in range(4):
+            await on.send(await on.new("forever", run=forever))
+        await on.until(lambda: len(on.active) == 4)
+        on.store.refuse = Refused("storage_full", "no room")
+        assert await on.router.cut_all("drain", by="daemon") == 4
+        await on.until(lambda: not on.active)
+        on.store.refuse = None
+        await on.pump(1_000)
+
+
 # -- restart -------------------------------------------------------------------------------------------
 
 
