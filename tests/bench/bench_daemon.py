@@ -201,7 +201,8 @@ def daemon(data: Path) -> Iterator[tuple[str, int]]:
 def sessions(client: Client, script: Path) -> list[str]:
     """Sessions that answer each message with a step and a tool call."""
     spec = {"kind": "scripted", "script": str(script)}
-    create = {"t": "session.create", "driver": spec, "set": {"gate.inbox_cap": 10_000}}
+    settings = {"gate.inbox_cap": 10_000}
+    create = {"t": "session.create", "driver": spec, "preset": "published", "set": settings}
     return [client.call(create)["sid"] for _ in range(SESSIONS)]
 
 

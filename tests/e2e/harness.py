@@ -205,18 +205,18 @@ class Daemon:
         )
 
     def scripted(self, script: Path, **fields: Any) -> str:
-        """Create a session that plays a trajectory; returns its sid."""
+        """Create a session (preset `published`, unless told) that plays a trajectory; returns its sid."""
         spec = {"kind": "scripted", "script": str(script)}
         spec |= {key: fields.pop(key) for key in ("delay_ms", "once") if key in fields}
         fields = {"preset": "published"} | fields
-        return str(self.call("session.create", driver=spec, **fields)["sid"])
+        return str(self.call("session.create", driver=spec, **{"preset": "published", **fields})["sid"])
 
     def chat(self, base_url: str, **fields: Any) -> str:
-        """Create a session on a chat endpoint; returns its sid."""
+        """Create a session (preset `published`, unless told) on a chat endpoint; returns its sid."""
         spec = {"kind": "chat", "base_url": base_url, "model": "test"}
         spec |= {key: fields.pop(key) for key in ("system", "tools", "max_tokens") if key in fields}
         fields = {"preset": "published"} | fields
-        return str(self.call("session.create", driver=spec, **fields)["sid"])
+        return str(self.call("session.create", driver=spec, **{"preset": "published", **fields})["sid"])
 
     # -- watching -------------------------------------------------------------------------------
 

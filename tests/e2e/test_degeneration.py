@@ -27,7 +27,9 @@ def test_a_model_that_repeats_itself_is_stopped_after_five_turns_and_asked_no_mo
     with endpoint([say(FILLER)]) as (model, _):
         sid = daemon.ctl(
             *("new", "--driver", "chat", "--base-url", model.base_url, "--model", "test"),
+            *("--preset", "published"),
             *("--goal", "write the report", "--name", "filler", "--set", "continuation.min_gap_ms=0"),
+            *("--preset", "published"),
         )["sid"]
         closed = daemon.until(sid, "gate.changed", lambda b: b["cause"] == "detection")
         (hold,) = closed["b"]["holds"]

@@ -23,7 +23,8 @@ def daemon(shared: Daemon) -> Daemon:
 
 
 def new(daemon: Daemon, script: Path, name: str, *more: str) -> str:
-    created = daemon.ctl("new", "--driver", "scripted", "--script", str(script), "--name", name, *more)
+    what = ("--driver", "scripted", "--script", str(script), "--preset", "published")
+    created = daemon.ctl("new", *what, "--name", name, *more)
     assert set(created) >= {"sid"}
     return str(created["sid"])
 
@@ -123,6 +124,8 @@ def test_goals_gates_and_holds_by_hand(daemon: Daemon) -> None:
     with endpoint([say(FILLER)]) as (model, _):
         sid = daemon.ctl(
             *("new", "--driver", "chat", "--base-url", model.base_url, "--model", "m", "--name", "filler"),
+            *("--preset", "published"),
+            *("--preset", "published"),
             *("--set", "continuation.min_gap_ms=0", "--set", "rules.repeated_text.threshold=3"),
         )["sid"]
         assert daemon.ctl("goal", "set", sid, "write it")["goal"]["status"] == "active"

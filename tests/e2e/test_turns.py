@@ -250,7 +250,7 @@ def test_every_prompt_of_a_long_session_is_rebuilt_also_across_a_restart(house: 
     daemon = house.daemon("long").start()
     with endpoint([say("Chapter {n} says something new, at some length. " * 3)]) as (model, _):
         spec = {"kind": "chat", "base_url": model.base_url, "model": "m", "context_bytes": 2_000}
-        sid = daemon.call("session.create", driver=spec, goal="write", set=BUSY)["sid"]
+        sid = daemon.call("session.create", driver=spec, goal="write", preset="published", set=BUSY)["sid"]
         daemon.until(sid, "turn.completed", count=20)
         daemon.kill()
         daemon.start()
