@@ -12,11 +12,15 @@ from loopd.core.inputs import tokens_of
 from loopd.core.judge import Judge, Judged, Judgement, LoggedStep
 from loopd.core.settings import Settings
 from loopd.transcripts.files import Progress
-from loopd.transcripts.logs import Amend, Begin, Fault, Items, Resume, TurnEnd
+from loopd.transcripts.logs import Amend, Begin, End, Fault, Items, Resume, TurnEnd
 from loopd.transcripts.reading import read
 
 TIMELINE_STEPS = 5_000
 """Steps whose shape is kept for a picture; longer logs are drawn up to here."""
+
+
+FAULTS_MAX = 100
+"""Faults of one file that are told one by one; after that, only how many more there were."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +195,7 @@ def judged(
     every = (settings,) if isinstance(settings, Settings) else tuple(settings)
     logs: dict[str, _Log] = {}
     log: _Log | None = None
+    faults = 0
     for item in items:
         match item:
             case Begin():
@@ -200,8 +205,13 @@ def judged(
                 logs[item.id] = log
             case Resume():
                 log = logs.get(item.id)
+            case End():
+                yield from _ended(logs, name)
+                log = None
             case Fault():
-                yield item
+                faults += 1
+                if faults <= FAULTS_MAX or item.fatal:
+                    yield item
                 if log is not None and log.begin.whole:
                     logs = {key: each for key, each in logs.items() if each is not log}
                     log = None
@@ -224,6 +234,8 @@ def judged(
             case _:
                 pass
     yield from _ended(logs, name)
+    if faults > FAULTS_MAX:
+        yield Fault(where=name, message=f"{faults - FAULTS_MAX} more faults like these")
 
 
 def _ended(logs: dict[str, _Log], name: str) -> Iterator[Report | Fault]:

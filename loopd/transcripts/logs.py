@@ -63,6 +63,10 @@ class TurnEnd(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class End(msgspec.Struct, frozen=True):
+    """The log is complete, whatever comes now."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Something could not be read.
 
@@ -76,7 +80,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fatal: bool = False
 
 
-Item = Begin | Amend | Resume | TurnEnd | LoggedStep | Fault
+Item = Begin | Amend | Resume | TurnEnd | LoggedStep | End | Fault
 Items = Iterator[Item]
 
 

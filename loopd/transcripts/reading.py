@@ -31,9 +31,6 @@ SNIFF_LINES = 100
 SNIFF_BYTES = 1024 * 1024
 """How far is looked for a line that tells the format."""
 
-FAULTS_MAX = 100
-"""Faults of one file that are told one by one; after that, only how many more there were."""
-
 _IMPORTERS: dict[str, Callable[[str], Importer]] = {
     "events": Events,
     "codex": Rollouts,
@@ -51,18 +48,10 @@ def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
     except (CannotRead, OSError) as error:
         yield Fault(where=os.fspath(path), message=str(error), fatal=True)
         return
-    told = 0
     try:
-        for item in _read(source):
-            if isinstance(item, Fault):
-                told += 1
-                if told > FAULTS_MAX and not item.fatal:
-                    continue
-            yield item
+        yield from _read(source)
     finally:
         source.close()
-    if told > FAULTS_MAX:
-        yield Fault(where=source.name, message=f"{told - FAULTS_MAX} more faults like these")
 
 
 def _read(source: Source) -> Items:
@@ -71,17 +60,20 @@ def _read(source: Source) -> Items:
     size = 0
     document = False
     for line in lines:
-        data = line[1]
+        number, data = line
         head.append(line)
         if isinstance(data, Fault):
             break
         if not data.strip():
             continue
-        size += len(data)
-        if too_long(data):
-            if not document and size == len(data) and _STEPS_AHEAD.search(data[:65_536]):
+        first, size = not size, size + len(data)
+        fault = _fault_of(source.name, number, data)
+        if fault is not None:
+            if first and _STEPS_AHEAD.search(data[:65_536]):
                 yield from _documents(source, head)
                 return
+            head[-1] = (number, fault)
+            size = max(1, size - len(data))
         else:
             kind = _kind_of(data)
             if kind == "document":
@@ -90,11 +82,11 @@ def _read(source: Source) -> Items:
             if kind is not None:
                 yield from _by_line(source.name, kind, _chain(head, lines))
                 return
-        if size == len(data):
+        if first:
             document = _OBJECT_START.match(data) is not None
         if len(head) >= SNIFF_LINES or size > SNIFF_BYTES:
             break
-    if document and not any(isinstance(data, Fault) or too_long(data) for _, data in head):
+    if document and not any(isinstance(data, Fault) for _, data in head):
         yield from _documents(source, head)
         return
     faults = [data for _, data in head if isinstance(data, Fault)]

@@ -6,21 +6,23 @@ import re
 
 from loopd.core.judge import LoggedStep
 from loopd.trajectory import Head, Lines, Step
-from loopd.transcripts.logs import LABEL_CHARS, TASK_CHARS, TEXT_CHARS, Begin, Fault, Items, moment_ms
+from loopd.transcripts.logs import LABEL_CHARS, TASK_CHARS, TEXT_CHARS, Begin, End, Fault, Items, moment_ms
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
 
+_HEAD = re.compile(rb'\s*\{\s*"t"\s*:\s*"trajectory"')
 _STEP = re.compile(rb'\s*\{\s*"t"\s*:\s*"step"')
-_EXPECTED = "the steps up to the next trajectory are skipped"
 
 
 class Trajectories:
-    """Importer of lines of bytes; a fault names its line and what is skipped because of it."""
+    """Importer of lines of bytes. A fault ends the trajectory; its other steps are skipped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lines = Lines(name)
         self._last = 0
+        self._steps = 0
+        self._claimed: int | None = None
         self._skipping = False
         self._seen = False
 
@@ -32,10 +34,12 @@ class Trajectories:
             item = self._lines.decode(data, number)
         except Refused as refusal:
             message = refusal.message.removeprefix(f"{self._name!r}, line {number}: ")
-            yield from self.broken(Fault(where=f"{self._name}, line {number}", message=message))
+            fault = Fault(where=f"{self._name}, line {number}", message=message)
+            yield from self.broken(fault, head=_HEAD.match(data) is not None)
             return
         if isinstance(item, Head):
-            self._seen, self._skipping, self._last = True, False, 0
+            self._seen, self._skipping, self._last, self._steps = True, False, 0, 0
+            self._claimed = item.steps
             yield Begin(
                 id=item.id[:LABEL_CHARS] or f"{self._name}:{number}",
                 source=item.source[:LABEL_CHARS],
@@ -50,12 +54,15 @@ class Trajectories:
                 yield from self.broken(Fault(where=f"{self._name}, line {number}", message=message))
                 return
             self._last = item.n
+            self._steps += 1
             yield _logged(item)
 
-    def broken(self, fault: Fault) -> Items:
-        """A line that is no line."""
-        self._lines.headed, self._skipping = False, True
-        self._seen = True
+    def broken(self, fault: Fault, *, head: bool = False) -> Items:
+        """A line that is none, or (`head`) one that was to begin a trajectory."""
+        if head or (self._steps and self._steps == self._claimed):
+            yield End()
+        self._lines.headed, self._skipping, self._seen = False, True, True
+        self._steps = 0
         yield fault
 
     def end(self) -> Items:
