@@ -175,6 +175,8 @@ class Auditor:
                 }
             case "progress":
                 assert kind == "Degeneration"
+            case "answer":
+                assert kind == "AwaitingApproval"
             case "ended":
                 pass
             case other:

@@ -124,7 +124,7 @@ class World:
         assert self.session.turn is not None
         return self.apply(StepReported(n=self.session.turn.n, done=StepDone(**given)))
 
-    def ask(self, name: str, **args: Any) -> Advanced:
+    def ask(self, name: str, /, **args: Any) -> Advanced:
         assert self.session.turn is not None
         return self.apply(AgentAsked(n=self.session.turn.n, request=AgentRequest(name=name, args=args)))
 
