@@ -81,7 +81,7 @@ async def run(races: int, seed: int) -> None:
                 return TurnEnd(outcome="completed")
 
             settings = {"continuation.min_gap_ms": 1, "rules.barren_streak.threshold": 0}
-            sid = await on.new(run=play, goal="win", set=settings)
+            sid = await on.new(run=play, goal="win", set=settings, preset="published")
             await on.call(cm.CronPut(sid=sid, job="j", expr="0 0 1 1 *", text="tick"))
             for _ in range(min(100, races - done)):
                 seq = await race(on, sid, dice)
@@ -93,12 +93,12 @@ async def run(races: int, seed: int) -> None:
             assert len(suspended) >= min(100, races)
 
 
-async def test_suspend_raced_against_turns_two_thousand_times_never_lets_one_through() -> None:
-    await run(2_000, seed=1)
+async def test_suspend_raced_against_turns_five_hundred_times_never_lets_one_through() -> None:
+    await run(500, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2, 7))
-async def test_suspend_raced_against_turns_ten_times_as_often(seed: int) -> None:
-    await run(4_000, seed)
+async def test_suspend_raced_against_turns_two_thousand_times(seed: int) -> None:
+    await run(2_000, seed)
