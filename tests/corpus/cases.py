@@ -69,10 +69,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     pair: str | None = None
 
 
-def call(name: str, args: Any = None, result: str | None = "", ok: bool | None = True, **more: Any) -> ToolCall:
+def call(
+    name: str, args: Any = None, result: str | None = "", ok: bool | None = True, **more: Any
+) -> ToolCall:
     """A call with its result."""
     args = {} if args is None else args
-    return ToolCall(id="c1", name=name, args=args, ok=ok, result=result, tool_class=tool_class(name, args), **more)
+    return ToolCall(
+        id="c1", name=name, args=args, ok=ok, result=result, tool_class=tool_class(name, args), **more
+    )
 
 
 def sh(command: str, result: str | None = "", ok: bool | None = True, **more: Any) -> ToolCall:
@@ -107,7 +111,8 @@ def taped(moves: Iterable[Move], *, clock: bool = True) -> tuple[LoggedStep, ...
                 n=n,
                 text=move.text,
                 calls=tuple(
-                    msgspec.structs.replace(each, id=f"c{n}.{index}") for index, each in enumerate(move.calls, 1)
+                    msgspec.structs.replace(each, id=f"c{n}.{index}")
+                    for index, each in enumerate(move.calls, 1)
                 ),
                 usage=Usage(input_tokens=1_500 + 40 * min(n, 400), output_tokens=output),
                 trigger=move.trigger,

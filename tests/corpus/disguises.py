@@ -21,7 +21,9 @@ def _results(change: Callable[[str, int, random.Random], str]) -> Disguise:
             yield replace(
                 move,
                 calls=tuple(
-                    each if not (each.result or "").strip() else replace(each, result=change(each.result or "", n, rng))
+                    each
+                    if not (each.result or "").strip()
+                    else replace(each, result=change(each.result or "", n, rng))
                     for each in move.calls
                 ),
             )
@@ -47,7 +49,13 @@ def _volatile_args(each: ToolCall, n: int, rng: random.Random) -> ToolCall:
         return each
     command = args.get("command")
     if isinstance(command, str) and "\n" not in command and command.strip():
-        spelled = (command, f"{command}  # try {n}", f" {command} ", f"{command} 2>&1", command.replace(" ", "  "))
+        spelled = (
+            command,
+            f"{command}  # try {n}",
+            f" {command} ",
+            f"{command} 2>&1",
+            command.replace(" ", "  "),
+        )
         return replace(each, args={**args, "command": spelled[n % 5]})
     extra = {"request_id": words.uuid(rng), "timestamp": words.moment(n)}
     mixed = list({**args, **extra}.items())
@@ -77,12 +85,20 @@ def _glancing(story: Story, rng: random.Random) -> Story:
     for n, move in enumerate(story, start=1):
         yield move
         command = ("ls build", "git diff --stat", "ls dist", "cat NOTES", "ls tmp")[n % 5]
-        yield Move(calls=(ToolCall(id="c", name="bash", args={"command": command}, ok=True, result="", tool_class="exec"),))
+        yield Move(
+            calls=(
+                ToolCall(
+                    id="c", name="bash", args={"command": command}, ok=True, result="", tool_class="exec"
+                ),
+            )
+        )
 
 
 def _doubled(story: Story, rng: random.Random) -> Story:
     """Each step makes its calls side by side with another one, in any order."""
-    other = ToolCall(id="c", name="bash", args={"command": "ls src"}, ok=True, result="app.py\nmain.py", tool_class="exec")
+    other = ToolCall(
+        id="c", name="bash", args={"command": "ls src"}, ok=True, result="app.py\nmain.py", tool_class="exec"
+    )
     for move in story:
         batch = [*move.calls, other] if move.calls else []
         rng.shuffle(batch)
@@ -113,5 +129,16 @@ DISGUISES: MappingProxyType[str, Disguise] = MappingProxyType(
 
 OF_TEXT = ("plain",)
 OF_CALLS = tuple(DISGUISES)
-OF_RESULTS = ("plain", "clock", "uuid", "hex", "address", "duration", "attempt", "pid", "temporary path", "colour")
+OF_RESULTS = (
+    "plain",
+    "clock",
+    "uuid",
+    "hex",
+    "address",
+    "duration",
+    "attempt",
+    "pid",
+    "temporary path",
+    "colour",
+)
 LIGHT = (*OF_RESULTS, "volatile arguments", "chatty", "counting")

@@ -70,7 +70,12 @@ def grafts(run: Run, seed: int = 1) -> list[Case]:
     stories = [("own last step", _own(run, at, 1)), ("own last three steps", _own(run, at, 3))]
     for telling in rng.sample([each for each in TELLINGS if each.opening is None and each.clock is None], 2):
         disguise = rng.choice(telling.disguises)
-        stories.append((f"{telling.family}: {telling.variant}, {disguise}", DISGUISES[disguise](telling.making(rng), rng)))
+        stories.append(
+            (
+                f"{telling.family}: {telling.variant}, {disguise}",
+                DISGUISES[disguise](telling.making(rng), rng),
+            )
+        )
     cases = []
     for name, story in stories:
         if story is None:

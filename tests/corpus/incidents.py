@@ -11,7 +11,21 @@ import msgspec
 
 from loopd_protocol.sources import Trigger
 from tests.corpus import words
-from tests.corpus.cases import LOOP_STEPS, Case, Making, Move, Story, call, do, driven, first, fresh, say, sh, taped
+from tests.corpus.cases import (
+    LOOP_STEPS,
+    Case,
+    Making,
+    Move,
+    Story,
+    call,
+    do,
+    driven,
+    first,
+    fresh,
+    say,
+    sh,
+    taped,
+)
 from tests.corpus.disguises import DISGUISES, LIGHT, OF_CALLS, OF_RESULTS, OF_TEXT
 from tests.corpus.working import plainly
 
@@ -97,9 +111,15 @@ each(
         "an emoji": _repeated(say("👍")),
         "Chinese": _repeated(say(CHINESE)),
         "Japanese": _repeated(say(JAPANESE)),
-        "a table": _repeated(say("| item | state |\n|---|---|\n" + "\n".join(f"| {w} | open |" for w in words.NOUNS[:12]))),
-        "two in turn": _around([say("The task is still open."), say("No action is possible right now, I keep waiting here.")]),
-        "three in turn": _around([say("Still open."), say("Nothing to do at the moment."), say("I will wait for news.")]),
+        "a table": _repeated(
+            say("| item | state |\n|---|---|\n" + "\n".join(f"| {w} | open |" for w in words.NOUNS[:12]))
+        ),
+        "two in turn": _around(
+            [say("The task is still open."), say("No action is possible right now, I keep waiting here.")]
+        ),
+        "three in turn": _around(
+            [say("Still open."), say("Nothing to do at the moment."), say("I will wait for news.")]
+        ),
     },
     disguises=OF_TEXT,
 )
@@ -107,10 +127,14 @@ each(
     "counter text",
     {
         "n/100": _counted(lambda n: say(f"{16 + n}/100. Not complete. No action.")),
-        "attempt n": _counted(lambda n: say(f"Attempt {n}: the service still does not answer, I will try again later.")),
+        "attempt n": _counted(
+            lambda n: say(f"Attempt {n}: the service still does not answer, I will try again later.")
+        ),
         "percent": _counted(lambda n: say(f"Progress: {n % 100} %. Still running, nothing to report.")),
         "clock": _counted(lambda n: say(f"[{words.moment(n)}] Heartbeat. No change. Standing by.")),
-        "iteration in words": _counted(lambda n: say(f"Iteration {n} of the check loop done; no change since iteration {n - 1}.")),
+        "iteration in words": _counted(
+            lambda n: say(f"Iteration {n} of the check loop done; no change since iteration {n - 1}.")
+        ),
         "a thousand": _counted(lambda n: say(f"{n * 1_337:,} seconds have passed. No action.")),
         "Chinese": _counted(lambda n: say(f"第{n}次检查：任务尚未完成，没有可以采取的行动。")),
         "report number": _counted(lambda n: say(f"{LONG} (report #{n})")),
@@ -124,7 +148,11 @@ _SAID = (
     ("by the missing approval", "by the approval that is missing", "by a missing approval"),
     ("so there is no action", "and there is no action", "so no action is there"),
     ("that I can take right now", "which I can take right now", "that I could take now"),
-    ("I will keep waiting for the approval", "I keep waiting for the approval", "I will be waiting for the approval"),
+    (
+        "I will keep waiting for the approval",
+        "I keep waiting for the approval",
+        "I will be waiting for the approval",
+    ),
 )
 _LOOSE = (
     ("I have checked the queue again", "The queue was checked once more", "Having looked at the queue again"),
@@ -154,7 +182,8 @@ each(
         "looser, other order": _paraphrases(_LOOSE, shuffled=True),
         "a growing tail": _counted(lambda n: say(f"{LONG} " + " ".join(words.NOUNS[: n % 9]))),
         "case and marks": lambda rng: (
-            say("".join(rng.choice((c.lower(), c.upper())) for c in LONG[:120]) + "!" * rng.randrange(5)) for _ in itertools.count()
+            say("".join(rng.choice((c.lower(), c.upper())) for c in LONG[:120]) + "!" * rng.randrange(5))
+            for _ in itertools.count()
         ),
     },
     disguises=OF_TEXT,
@@ -163,15 +192,24 @@ each(
     "empty text",
     {
         "nothing": _repeated(say("", tokens=24)),
-        "white space": lambda rng: (say(" " * rng.randrange(5) + "\n" * rng.randrange(4), tokens=9) for _ in itertools.count()),
-        "reasoned but said nothing": lambda rng: (say("", tokens=rng.randrange(200, 4_000)) for _ in itertools.count()),
+        "white space": lambda rng: (
+            say(" " * rng.randrange(5) + "\n" * rng.randrange(4), tokens=9) for _ in itertools.count()
+        ),
+        "reasoned but said nothing": lambda rng: (
+            say("", tokens=rng.randrange(200, 4_000)) for _ in itertools.count()
+        ),
         "nothing or a dot": lambda rng: (say(rng.choice(("", ".", "")), tokens=5) for _ in itertools.count()),
     },
     disguises=OF_TEXT,
 )
 
 
-@incident("chatter", "new words every time", disguises=OF_TEXT, drives=("continued", "rewoken", "by agents", "by a channel"))
+@incident(
+    "chatter",
+    "new words every time",
+    disguises=OF_TEXT,
+    drives=("continued", "rewoken", "by agents", "by a channel"),
+)
 def _chatter(rng: random.Random) -> Story:
     while True:
         yield say(words.sentence(rng, 14))
@@ -185,14 +223,31 @@ def _chatter_at_once(rng: random.Random) -> Story:
 
 @incident("chatter", "courtesies of two agents", disguises=OF_TEXT, drives=("by agents", "by a channel"))
 def _courtesies(rng: random.Random) -> Story:
-    thanks = ("Thank you!", "You are welcome!", "Great work, thanks a lot.", "Happy to help, anytime.", "Likewise, have a nice day!")
+    thanks = (
+        "Thank you!",
+        "You are welcome!",
+        "Great work, thanks a lot.",
+        "Happy to help, anytime.",
+        "Likewise, have a nice day!",
+    )
     while True:
         yield say(rng.choice(thanks))
 
 
 # --- calls that do nothing ----------------------------------------------------------------------------
 
-NOOPS = ("true", ":", "echo ok", "exit 0", "printf ''", "echo waiting", "pwd", "sleep 5", "a", "echo 'still working'")
+NOOPS = (
+    "true",
+    ":",
+    "echo ok",
+    "exit 0",
+    "printf ''",
+    "echo waiting",
+    "pwd",
+    "sleep 5",
+    "a",
+    "echo 'still working'",
+)
 
 
 def _noops(rng: random.Random) -> Story:
@@ -227,29 +282,64 @@ each(
     "identical call",
     {
         "read": _repeated(do(call("read_file", {"path": "src/app.py"}, "def main():\n    return 1\n"))),
-        "search": _repeated(do(call("grep", {"pattern": "TODO", "path": "src"}, "src/app.py:12: # TODO: finish"))),
+        "search": _repeated(
+            do(call("grep", {"pattern": "TODO", "path": "src"}, "src/app.py:12: # TODO: finish"))
+        ),
         "shell": _repeated(do(sh("git log --oneline -1", "4f2a91c fix the lexer"))),
         "program": _repeated(do(sh("python run.py --check", "nothing to do"))),
-        "failing build": _repeated(do(sh("npm run build", "error TS2304: cannot find name 'foo'", ok=False, exit_code=2))),
-        "failing test": _repeated(do(sh("pytest -q tests/test_a.py", "FAILED test_a - assert 3 == 4\n1 failed", ok=False, exit_code=1))),
-        "edit that fails": _repeated(
-            do(call("edit_file", {"path": "a.py", "old": "x = 1", "new": "x = 2"}, "error: old text not found", ok=False))
+        "failing build": _repeated(
+            do(sh("npm run build", "error TS2304: cannot find name 'foo'", ok=False, exit_code=2))
         ),
-        "write again": _repeated(do(call("write_file", {"path": "a.py", "content": "x = 1\n"}, "wrote 1 line"))),
-        "unknown tool": _repeated(do(call("crm_lookup", {"customer": "C-17"}, '{"name": "Ada", "plan": "pro"}'))),
+        "failing test": _repeated(
+            do(
+                sh(
+                    "pytest -q tests/test_a.py",
+                    "FAILED test_a - assert 3 == 4\n1 failed",
+                    ok=False,
+                    exit_code=1,
+                )
+            )
+        ),
+        "edit that fails": _repeated(
+            do(
+                call(
+                    "edit_file",
+                    {"path": "a.py", "old": "x = 1", "new": "x = 2"},
+                    "error: old text not found",
+                    ok=False,
+                )
+            )
+        ),
+        "write again": _repeated(
+            do(call("write_file", {"path": "a.py", "content": "x = 1\n"}, "wrote 1 line"))
+        ),
+        "unknown tool": _repeated(
+            do(call("crm_lookup", {"customer": "C-17"}, '{"name": "Ada", "plan": "pro"}'))
+        ),
         "long result": _repeated(do(sh("make lint", _LINES))),
         "silent": _repeated(do(sh("python sync.py", ""))),
-        "denied": _repeated(do(call("delete_branch", {"name": "main"}, "denied by policy", ok=False, error_class="denied"))),
-        "result without ok": _repeated(do(call("lookup", {"id": 4}, "no entry for id 4 in the ledger", ok=None))),
+        "denied": _repeated(
+            do(call("delete_branch", {"name": "main"}, "denied by policy", ok=False, error_class="denied"))
+        ),
+        "result without ok": _repeated(
+            do(call("lookup", {"id": 4}, "no entry for id 4 in the ledger", ok=None))
+        ),
     },
     disguises=(*LIGHT, "in a batch"),
 )
 each(
     "identical batch",
     {
-        "two reads": _repeated(do(call("read_file", {"path": "a.py"}, "x = 1"), call("read_file", {"path": "b.py"}, "y = 2"))),
+        "two reads": _repeated(
+            do(call("read_file", {"path": "a.py"}, "x = 1"), call("read_file", {"path": "b.py"}, "y = 2"))
+        ),
         "three in any order": lambda rng: (
-            do(*rng.sample([sh("cat a.py", "x = 1"), sh("cat b.py", "y = 2"), sh("git status -s", "?? c.py")], 3)) for _ in itertools.count()
+            do(
+                *rng.sample(
+                    [sh("cat a.py", "x = 1"), sh("cat b.py", "y = 2"), sh("git status -s", "?? c.py")], 3
+                )
+            )
+            for _ in itertools.count()
         ),
     },
     disguises=LIGHT,
@@ -271,7 +361,16 @@ def _cycle(period: int, kind: str) -> Making:
                 case "own":
                     moves.append(do(call(words.name(rng), {"k": n}, words.sentence(rng, 6))))
                 case "failing":
-                    moves.append(do(sh(f"make {words.name(rng)}", f"error: no rule for {words.name(rng)}", ok=False, exit_code=2)))
+                    moves.append(
+                        do(
+                            sh(
+                                f"make {words.name(rng)}",
+                                f"error: no rule for {words.name(rng)}",
+                                ok=False,
+                                exit_code=2,
+                            )
+                        )
+                    )
                 case "text":
                     moves.append(say(words.sentence(rng, 12)))
         return itertools.cycle(moves)
@@ -281,7 +380,9 @@ def _cycle(period: int, kind: str) -> Making:
 
 for _period in range(2, 9):
     for _kind in ("read", "shell", "own", "failing", "mixed"):
-        incident(f"cycle of {_period}", _kind, disguises=(*LIGHT, "in a batch") if _kind != "mixed" else LIGHT)(_cycle(_period, _kind))
+        incident(
+            f"cycle of {_period}", _kind, disguises=(*LIGHT, "in a batch") if _kind != "mixed" else LIGHT
+        )(_cycle(_period, _kind))
 
 # --- repeats with other things between -----------------------------------------------------------------
 
@@ -304,22 +405,38 @@ def _between(repeated: Move, others: int, kind: str) -> Making:
     return story
 
 
-_BUILD = do(sh("npm run build", "error TS2304: cannot find name 'foo' (src/index.ts:14)", ok=False, exit_code=2))
+_BUILD = do(
+    sh("npm run build", "error TS2304: cannot find name 'foo' (src/index.ts:14)", ok=False, exit_code=2)
+)
 _STATUS = do(call("read_file", {"path": "plan.md"}, "1. do the thing\n2. check the thing\n"))
 for _kind in ("silent", "known", "telling", "talk"):
     for _most in (1, 3):
-        incident("interleaved repeat", f"build, up to {_most} {_kind}", disguises=OF_RESULTS)(_between(_BUILD, _most, _kind))
-        incident("interleaved repeat", f"read, up to {_most} {_kind}", disguises=OF_RESULTS)(_between(_STATUS, _most, _kind))
+        incident("interleaved repeat", f"build, up to {_most} {_kind}", disguises=OF_RESULTS)(
+            _between(_BUILD, _most, _kind)
+        )
+        incident("interleaved repeat", f"read, up to {_most} {_kind}", disguises=OF_RESULTS)(
+            _between(_STATUS, _most, _kind)
+        )
 
 each(
     "same result",
     {
         "search docs": lambda rng: (
-            do(call("search_docs", {"query": words.sentence(rng, 4)}, "No matching documents were found.")) for _ in itertools.count()
+            do(call("search_docs", {"query": words.sentence(rng, 4)}, "No matching documents were found."))
+            for _ in itertools.count()
         ),
-        "web search": lambda rng: (do(call("web_search", {"q": words.sentence(rng, 5)}, "0 results; try other words")) for _ in itertools.count()),
-        "grep": lambda rng: (do(sh(f"grep -rn {words.name(rng)} src || echo 'no match anywhere'", "no match anywhere")) for _ in itertools.count()),
-        "list": lambda rng: (do(call("list_records", {"filter": words.name(rng)}, '{"items": [], "total": 0}')) for _ in itertools.count()),
+        "web search": lambda rng: (
+            do(call("web_search", {"q": words.sentence(rng, 5)}, "0 results; try other words"))
+            for _ in itertools.count()
+        ),
+        "grep": lambda rng: (
+            do(sh(f"grep -rn {words.name(rng)} src || echo 'no match anywhere'", "no match anywhere"))
+            for _ in itertools.count()
+        ),
+        "list": lambda rng: (
+            do(call("list_records", {"filter": words.name(rng)}, '{"items": [], "total": 0}'))
+            for _ in itertools.count()
+        ),
     },
     disguises=OF_RESULTS,
 )
@@ -330,33 +447,78 @@ each(
     "error streak",
     {
         "same error, other arguments": lambda rng: (
-            do(call("edit_file", {"path": "a.py", "old": words.name(rng), "new": "y"}, "error: old text not found in file", ok=False))
+            do(
+                call(
+                    "edit_file",
+                    {"path": "a.py", "old": words.name(rng), "new": "y"},
+                    "error: old text not found in file",
+                    ok=False,
+                )
+            )
             for _ in itertools.count()
         ),
         "same error, other commands": lambda rng: (
-            do(sh(f"python tool.py --mode {words.name(rng)}", "PermissionError: [Errno 13] Permission denied: 'db.lock'", ok=False, exit_code=1))
+            do(
+                sh(
+                    f"python tool.py --mode {words.name(rng)}",
+                    "PermissionError: [Errno 13] Permission denied: 'db.lock'",
+                    ok=False,
+                    exit_code=1,
+                )
+            )
             for _ in itertools.count()
         ),
         "each error another": lambda rng: (
-            do(call("open_page", {"id": rng.randrange(10**6)}, f"error: page {words.name(rng)} is gone", ok=False)) for _ in itertools.count()
+            do(
+                call(
+                    "open_page",
+                    {"id": rng.randrange(10**6)},
+                    f"error: page {words.name(rng)} is gone",
+                    ok=False,
+                )
+            )
+            for _ in itertools.count()
         ),
         "any tool": lambda rng: (
-            do(call(rng.choice(("edit_file", "read_file", "http_request", "lookup")), {"path": words.path(rng)}, f"error: {words.name(rng)} is invalid", ok=False))
+            do(
+                call(
+                    rng.choice(("edit_file", "read_file", "http_request", "lookup")),
+                    {"path": words.path(rng)},
+                    f"error: {words.name(rng)} is invalid",
+                    ok=False,
+                )
+            )
             for _ in itertools.count()
         ),
         "denied": lambda rng: (
-            do(call("send_mail", {"to": words.name(rng)}, "denied by policy: no outgoing mail", ok=False, error_class="denied"))
+            do(
+                call(
+                    "send_mail",
+                    {"to": words.name(rng)},
+                    "denied by policy: no outgoing mail",
+                    ok=False,
+                    error_class="denied",
+                )
+            )
             for _ in itertools.count()
         ),
         "wrong arguments": lambda rng: (
-            do(call("create_card", {"titel": words.name(rng)}, "schema error: 'title' is required", ok=False, error_class="schema"))
+            do(
+                call(
+                    "create_card",
+                    {"titel": words.name(rng)},
+                    "schema error: 'title' is required",
+                    ok=False,
+                    error_class="schema",
+                )
+            )
             for _ in itertools.count()
         ),
         "traceback": lambda rng: (
             do(
                 sh(
                     f"python main.py --seed {rng.randrange(10**6)}",
-                    f"Traceback (most recent call last):\n  File \"main.py\", line 9, in <module>\n    run()\nKeyError: 'model'",
+                    "Traceback (most recent call last):\n  File \"main.py\", line 9, in <module>\n    run()\nKeyError: 'model'",
                     ok=False,
                     exit_code=1,
                 )
@@ -381,13 +543,30 @@ each(
     "unresolved tool",
     {
         "other arguments": lambda rng: (
-            do(call("magic_fix", {"target": words.name(rng)}, "there is no tool 'magic_fix'", ok=False, error_class="schema")) for _ in itertools.count()
+            do(
+                call(
+                    "magic_fix",
+                    {"target": words.name(rng)},
+                    "there is no tool 'magic_fix'",
+                    ok=False,
+                    error_class="schema",
+                )
+            )
+            for _ in itertools.count()
         ),
         "other names": lambda rng: (
-            do(call(name := words.name(rng), {"n": rng.random()}, f"Error: unknown tool '{name}'", ok=False)) for _ in itertools.count()
+            do(call(name := words.name(rng), {"n": rng.random()}, f"Error: unknown tool '{name}'", ok=False))
+            for _ in itertools.count()
         ),
         "function not found": lambda rng: (
-            do(call("browser_act", {"step": words.name(rng)}, "Tool browser_act not found. Available tools: read_file, bash", ok=False))
+            do(
+                call(
+                    "browser_act",
+                    {"step": words.name(rng)},
+                    "Tool browser_act not found. Available tools: read_file, bash",
+                    ok=False,
+                )
+            )
             for _ in itertools.count()
         ),
     },
@@ -399,16 +578,28 @@ each(
 
 def _chunks(length: int) -> Callable[[int], Move]:
     return lambda n: do(
-        call("read_file", {"path": "big.log", "offset": n % length * 100, "limit": 100}, f"line {n % length * 100}: {words.NOUNS[n % length % 38]} {n % length}")
+        call(
+            "read_file",
+            {"path": "big.log", "offset": n % length * 100, "limit": 100},
+            f"line {n % length * 100}: {words.NOUNS[n % length % 38]} {n % length}",
+        )
     )
 
 
 def _pages(length: int) -> Callable[[int], Move]:
-    return lambda n: do(call("list_items", {"page": n % length}, f"items {n % length * 20} to {n % length * 20 + 19} of {length * 20}"))
+    return lambda n: do(
+        call(
+            "list_items",
+            {"page": n % length},
+            f"items {n % length * 20} to {n % length * 20 + 19} of {length * 20}",
+        )
+    )
 
 
 def _sed(length: int) -> Callable[[int], Move]:
-    return lambda n: do(sh(f"sed -n '{n % length * 50 + 1},{n % length * 50 + 50}p' app.py", f"def f{n % length}(): ..."))
+    return lambda n: do(
+        sh(f"sed -n '{n % length * 50 + 1},{n % length * 50 + 50}p' app.py", f"def f{n % length}(): ...")
+    )
 
 
 for _name, _make in (("chunks", _chunks), ("pages", _pages), ("sed", _sed)):
@@ -426,7 +617,9 @@ for _name, _make in (("chunks", _chunks), ("pages", _pages), ("sed", _sed)):
 def _plan_and_search(rng: random.Random) -> Story:
     for n in itertools.count():
         yield do(call("update_plan", {"step": n, "note": words.sentence(rng, 5)}, "plan updated"))
-        yield do(call("web_search", {"q": words.sentence(rng, 5)}, "the research is already good enough; go on"))
+        yield do(
+            call("web_search", {"q": words.sentence(rng, 5)}, "the research is already good enough; go on")
+        )
 
 
 def _plan_and_read(rng: random.Random) -> Story:
@@ -438,11 +631,21 @@ def _plan_and_read(rng: random.Random) -> Story:
 def _three_phases(rng: random.Random) -> Story:
     while True:
         yield do(call("update_plan", {"note": words.sentence(rng, 5)}, "plan updated"))
-        yield do(call("web_search", {"q": words.sentence(rng, 5)}, "the research is already good enough; go on"))
+        yield do(
+            call("web_search", {"q": words.sentence(rng, 5)}, "the research is already good enough; go on")
+        )
         yield do(call("read_file", {"path": "research.md"}, "the research as it was"))
 
 
-each("edge ping-pong", {"planner and researcher": _plan_and_search, "thinker and reader": _plan_and_read, "three phases": _three_phases}, disguises=OF_RESULTS)
+each(
+    "edge ping-pong",
+    {
+        "planner and researcher": _plan_and_search,
+        "thinker and reader": _plan_and_read,
+        "three phases": _three_phases,
+    },
+    disguises=OF_RESULTS,
+)
 
 
 def _flip_flop(*, sensed: bool, tested: bool, ways: int) -> Making:
@@ -451,10 +654,22 @@ def _flip_flop(*, sensed: bool, tested: bool, ways: int) -> Making:
         for n in itertools.count():
             side = n % ways
             state = f"side {side}" if sensed else None
-            yield do(call("edit_file", {"path": "a.py", "old": bodies[side - 1], "new": bodies[side]}, "replaced 1 occurrence"), state=state)
+            yield do(
+                call(
+                    "edit_file",
+                    {"path": "a.py", "old": bodies[side - 1], "new": bodies[side]},
+                    "replaced 1 occurrence",
+                ),
+                state=state,
+            )
             if tested:
                 yield do(
-                    sh("pytest -q", f"FAILED test_{'abcd'[side]} - assert {side} == {side + 1}\n1 failed, 7 passed", ok=False, exit_code=1),
+                    sh(
+                        "pytest -q",
+                        f"FAILED test_{'abcd'[side]} - assert {side} == {side + 1}\n1 failed, 7 passed",
+                        ok=False,
+                        exit_code=1,
+                    ),
                     state=state,
                 )
 
@@ -472,7 +687,10 @@ for _sensed, _tested, _ways in itertools.product((True, False), (True, False), (
 @incident("edit without effect", "state seen", disguises=("plain", "chatty"))
 def _noop_edits(rng: random.Random) -> Story:
     while True:
-        yield do(call("edit_file", {"path": "a.py", "old": words.name(rng), "new": words.name(rng)}, "ok"), state="as it was")
+        yield do(
+            call("edit_file", {"path": "a.py", "old": words.name(rng), "new": words.name(rng)}, "ok"),
+            state="as it was",
+        )
 
 
 @incident("edit without effect", "the same patch", disguises=("plain", "chatty", "counting"))
@@ -488,14 +706,25 @@ def _thrash(every: int, *, new: bool) -> Making:
         bodies = [words.source(rng, 5) for _ in range(4)]
         for n in itertools.count():
             if new:
-                yield do(call("read_file", {"path": words.path(rng)}, words.source(rng, 5)), compacted=n % every == 0)
+                yield do(
+                    call("read_file", {"path": words.path(rng)}, words.source(rng, 5)),
+                    compacted=n % every == 0,
+                )
             else:
                 yield do(call("read_file", {"path": places[n % 4]}, bodies[n % 4]), compacted=n % every == 0)
 
     return story
 
 
-each("compaction thrash", {"reading the same again": _thrash(5, new=False), "hardly reading": _thrash(2, new=True), "every step": _thrash(1, new=True)}, disguises=("plain", "chatty"))
+each(
+    "compaction thrash",
+    {
+        "reading the same again": _thrash(5, new=False),
+        "hardly reading": _thrash(2, new=True),
+        "every step": _thrash(1, new=True),
+    },
+    disguises=("plain", "chatty"),
+)
 
 
 def _dead_poll(result: str, command: str | None, gap_s: float, *, spaced: bool = False) -> Making:
@@ -514,8 +743,12 @@ each(
     {
         "a job that is over": _dead_poll('{"state": "exited", "code": 1}', None, 120),
         "a process that is gone": _dead_poll("no such process", "ps -p 4711", 120),
-        "a container that died": _dead_poll("worker-1  Exited (137) 3 hours ago: exited", "docker ps -a --filter name=worker", 150),
-        "with sleeps between": _dead_poll("run 881: completed with failure", "gh run view 881", 90, spaced=True),
+        "a container that died": _dead_poll(
+            "worker-1  Exited (137) 3 hours ago: exited", "docker ps -a --filter name=worker", 150
+        ),
+        "with sleeps between": _dead_poll(
+            "run 881: completed with failure", "gh run view 881", 90, spaced=True
+        ),
     },
     disguises=("plain", "clock", "chatty"),
     clock=True,
@@ -524,13 +757,18 @@ each(
 
 def _same_mail(rng: random.Random) -> Story:
     while True:
-        yield do(call("read_inbox", {"folder": "in"}, "1 message: please send the report"), trigger=Trigger.CHANNEL)
+        yield do(
+            call("read_inbox", {"folder": "in"}, "1 message: please send the report"), trigger=Trigger.CHANNEL
+        )
         yield say("I have read the message about the report and will deal with it.")
 
 
 def _hand_over(rng: random.Random) -> Story:
     while True:
-        yield do(call("send_message", {"to": "planner", "text": "ready when you are"}, "delivered"), trigger=Trigger.AGENT)
+        yield do(
+            call("send_message", {"to": "planner", "text": "ready when you are"}, "delivered"),
+            trigger=Trigger.AGENT,
+        )
         yield say("I told the planner that I am ready.")
 
 
@@ -540,7 +778,15 @@ each("wake-driven repeat", {"the same mail": _same_mail, "handing over": _hand_o
 # --- telling them ---------------------------------------------------------------------------------------
 
 PLAIN_FAMILIES = frozenset(
-    ["identical text", "counter text", "paraphrased text", "empty text", "no-op calls", "identical call", "identical batch"]
+    [
+        "identical text",
+        "counter text",
+        "paraphrased text",
+        "empty text",
+        "no-op calls",
+        "identical call",
+        "identical batch",
+    ]
 )
 """Those that have to be noticed within five steps in the median."""
 

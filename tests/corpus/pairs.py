@@ -46,7 +46,12 @@ def _look(result: str, **more: object) -> Move:
     return do(call("crm_count", {"table": "leads"}, result), **more)
 
 
-pair("the same call", "its result moves", _n(lambda n, _: _look("412 rows")), _n(lambda n, _: _look(f"{412 + n} rows")))
+pair(
+    "the same call",
+    "its result moves",
+    _n(lambda n, _: _look("412 rows")),
+    _n(lambda n, _: _look(f"{412 + n} rows")),
+)
 pair(
     "a number in the result",
     "a counter, not a process number",
@@ -71,7 +76,10 @@ pair(
     _n(lambda n, _: say("I am working on the next item of the list now.", trigger=Trigger.CONTINUATION)),
     _two(
         lambda n, rng: (
-            do(call("write_file", {"path": f"item{n}.md", "content": words.sentence(rng)}, "ok"), trigger=Trigger.CONTINUATION),
+            do(
+                call("write_file", {"path": f"item{n}.md", "content": words.sentence(rng)}, "ok"),
+                trigger=Trigger.CONTINUATION,
+            ),
             say("I am working on the next item of the list now."),
         )
     ),
@@ -92,20 +100,37 @@ pair(
     "two calls by turns",
     "they are answered differently each time",
     _two(lambda n, _: (do(call("list_users", {}, "ada, bob")), do(call("count_open", {}, "7 open")))),
-    _two(lambda n, _: (do(call("list_users", {}, f"ada, bob, guest{n}")), do(call("count_open", {}, f"{70 - n} open")))),
+    _two(
+        lambda n, _: (
+            do(call("list_users", {}, f"ada, bob, guest{n}")),
+            do(call("count_open", {}, f"{70 - n} open")),
+        )
+    ),
 )
 pair(
     "edit and test",
     "each edit is a new one",
     _two(
         lambda n, _: (
-            do(call("edit_file", {"path": "a.py", "old": "x = " + "12"[n % 2], "new": "x = " + "21"[n % 2]}, "replaced 1 occurrence")),
+            do(
+                call(
+                    "edit_file",
+                    {"path": "a.py", "old": "x = " + "12"[n % 2], "new": "x = " + "21"[n % 2]},
+                    "replaced 1 occurrence",
+                )
+            ),
             do(sh("pytest -q", "1 failed: test_x", ok=False, exit_code=1)),
         )
     ),
     _two(
         lambda n, rng: (
-            do(call("edit_file", {"path": "a.py", "old": words.name(rng), "new": words.name(rng)}, "replaced 1 occurrence")),
+            do(
+                call(
+                    "edit_file",
+                    {"path": "a.py", "old": words.name(rng), "new": words.name(rng)},
+                    "replaced 1 occurrence",
+                )
+            ),
             do(sh("pytest -q", f"1 failed: test_{n}", ok=False, exit_code=1)),
         )
     ),
@@ -136,8 +161,14 @@ pair(
 pair(
     "a failing request",
     "the service is overloaded and the gaps grow",
-    lambda rng: [do(call("http_request", {"url": "/x"}, "400 Bad Request: missing field 'name'", ok=False), gap_s=3)] * 12,
-    lambda rng: [do(call("http_request", {"url": "/x"}, "429 Too Many Requests", ok=False), gap_s=3 * 1.6**n) for n in range(12)],
+    lambda rng: (
+        [do(call("http_request", {"url": "/x"}, "400 Bad Request: missing field 'name'", ok=False), gap_s=3)]
+        * 12
+    ),
+    lambda rng: [
+        do(call("http_request", {"url": "/x"}, "429 Too Many Requests", ok=False), gap_s=3 * 1.6**n)
+        for n in range(12)
+    ],
 )
 pair(
     "pages",
@@ -149,24 +180,40 @@ pair(
     "sleeping",
     "a task runs in the background",
     lambda rng: [do(sh("make release", "done")), *[do(sh("sleep 60", ""), gap_s=61)] * 12],
-    lambda rng: [do(sh("nohup make release > out.log &", "[1] 4711")), *[do(sh("sleep 60", ""), gap_s=61)] * 12],
+    lambda rng: [
+        do(sh("nohup make release > out.log &", "[1] 4711")),
+        *[do(sh("sleep 60", ""), gap_s=61)] * 12,
+    ],
 )
 pair(
     "unknown tools",
     "the tools exist",
-    _n(lambda n, rng: do(call("magic_fix", {"n": n}, f"there is no tool 'magic_fix' ({n})", ok=False, error_class="schema"))),
+    _n(
+        lambda n, rng: do(
+            call("magic_fix", {"n": n}, f"there is no tool 'magic_fix' ({n})", ok=False, error_class="schema")
+        )
+    ),
     _n(lambda n, rng: do(call("magic_fix", {"n": n}, f"fixed {words.name(rng)}"))),
 )
 pair(
     "the same answer to other arguments",
     "the calls change something",
     _n(lambda n, rng: do(call("search_docs", {"query": words.sentence(rng, 4)}, "nothing was found for it"))),
-    _n(lambda n, rng: do(call("edit_file", {"path": words.path(rng), "old": "a", "new": "b"}, "replaced 1 occurrence"))),
+    _n(
+        lambda n, rng: do(
+            call("edit_file", {"path": words.path(rng), "old": "a", "new": "b"}, "replaced 1 occurrence")
+        )
+    ),
 )
 pair(
     "a call between others",
     "something was written in between",
-    _two(lambda n, rng: (do(sh("npm run build", "error TS2304: cannot find 'foo'", ok=False, exit_code=2)), do(sh(f"ls {words.path(rng)}", "")))),
+    _two(
+        lambda n, rng: (
+            do(sh("npm run build", "error TS2304: cannot find 'foo'", ok=False, exit_code=2)),
+            do(sh(f"ls {words.path(rng)}", "")),
+        )
+    ),
     _two(
         lambda n, rng: (
             do(sh("npm run build", f"error TS2304: cannot find '{words.name(rng)}'", ok=False, exit_code=2)),
@@ -177,8 +224,12 @@ pair(
 pair(
     "compactions",
     "there is work between them",
-    lambda rng: [msgspec.structs.replace(move, compacted=n % 2 == 0) for n, move in enumerate(plainly(24, rng))],
-    lambda rng: [msgspec.structs.replace(move, compacted=n % 8 == 0) for n, move in enumerate(plainly(48, rng))],
+    lambda rng: [
+        msgspec.structs.replace(move, compacted=n % 2 == 0) for n, move in enumerate(plainly(24, rng))
+    ],
+    lambda rng: [
+        msgspec.structs.replace(move, compacted=n % 8 == 0) for n, move in enumerate(plainly(48, rng))
+    ],
 )
 pair(
     "saying nothing",
@@ -189,8 +240,18 @@ pair(
 pair(
     "planning and searching",
     "the search finds something new",
-    _two(lambda n, rng: (do(call("update_plan", {"n": n}, "plan updated")), do(call("web_search", {"q": words.sentence(rng, 4)}, "the research is good already")))),
-    _two(lambda n, rng: (do(call("update_plan", {"n": n}, "plan updated")), do(call("web_search", {"q": words.sentence(rng, 4)}, words.sentence(rng, 15))))),
+    _two(
+        lambda n, rng: (
+            do(call("update_plan", {"n": n}, "plan updated")),
+            do(call("web_search", {"q": words.sentence(rng, 4)}, "the research is good already")),
+        )
+    ),
+    _two(
+        lambda n, rng: (
+            do(call("update_plan", {"n": n}, "plan updated")),
+            do(call("web_search", {"q": words.sentence(rng, 4)}, words.sentence(rng, 15))),
+        )
+    ),
 )
 pair(
     "a check",
@@ -208,7 +269,11 @@ pair(
     "a volatile argument",
     "the page counts, the request's number does not",
     _n(lambda n, rng: do(call("list_items", {"page": 1, "request_id": words.uuid(rng)}, "items 1 to 20"))),
-    _n(lambda n, rng: do(call("list_items", {"page": n, "request_id": "r"}, f"items {20 * n} to {20 * n + 19}"))),
+    _n(
+        lambda n, rng: do(
+            call("list_items", {"page": n, "request_id": "r"}, f"items {20 * n} to {20 * n + 19}")
+        )
+    ),
 )
 pair(
     "missing results",

@@ -4,22 +4,122 @@ from __future__ import annotations
 
 import random
 
-NOUNS = (
-    "parser queue cache router ledger schema index socket worker token buffer mapper invoice account session "
-    "module fixture adapter registry planner metric channel packet cursor journal snapshot digest lexer shard "
-    "tenant webhook widget pipeline bucket archive manifest signal kernel vertex tensor gateway cluster"
-).split()
-VERBS = (
-    "load store merge split parse render encode decode resolve collect flush retry verify compile dispatch "
-    "schedule validate filter reduce expand compress inspect rotate attach detach migrate hydrate publish"
-).split()
-ADJECTIVES = (
-    "stale nested empty partial remote cached hidden broken frozen signed sparse dense legacy atomic lazy "
-    "shared idle pending nullable recursive ordered immutable transient"
-).split()
-FILLERS = (
-    "first then after because while although before since unless when whether once until where whereas"
-).split()
+NOUNS = [
+    "parser",
+    "queue",
+    "cache",
+    "router",
+    "ledger",
+    "schema",
+    "index",
+    "socket",
+    "worker",
+    "token",
+    "buffer",
+    "mapper",
+    "invoice",
+    "account",
+    "session",
+    "module",
+    "fixture",
+    "adapter",
+    "registry",
+    "planner",
+    "metric",
+    "channel",
+    "packet",
+    "cursor",
+    "journal",
+    "snapshot",
+    "digest",
+    "lexer",
+    "shard",
+    "tenant",
+    "webhook",
+    "widget",
+    "pipeline",
+    "bucket",
+    "archive",
+    "manifest",
+    "signal",
+    "kernel",
+    "vertex",
+    "tensor",
+    "gateway",
+    "cluster",
+]
+VERBS = [
+    "load",
+    "store",
+    "merge",
+    "split",
+    "parse",
+    "render",
+    "encode",
+    "decode",
+    "resolve",
+    "collect",
+    "flush",
+    "retry",
+    "verify",
+    "compile",
+    "dispatch",
+    "schedule",
+    "validate",
+    "filter",
+    "reduce",
+    "expand",
+    "compress",
+    "inspect",
+    "rotate",
+    "attach",
+    "detach",
+    "migrate",
+    "hydrate",
+    "publish",
+]
+ADJECTIVES = [
+    "stale",
+    "nested",
+    "empty",
+    "partial",
+    "remote",
+    "cached",
+    "hidden",
+    "broken",
+    "frozen",
+    "signed",
+    "sparse",
+    "dense",
+    "legacy",
+    "atomic",
+    "lazy",
+    "shared",
+    "idle",
+    "pending",
+    "nullable",
+    "recursive",
+    "ordered",
+    "immutable",
+    "transient",
+]
+FILLERS = [
+    "first",
+    "then",
+    "after",
+    "because",
+    "while",
+    "although",
+    "before",
+    "since",
+    "unless",
+    "when",
+    "whether",
+    "once",
+    "until",
+    "where",
+    "whereas",
+]
 
 
 def name(rng: random.Random) -> str:
@@ -41,7 +141,8 @@ def sentence(rng: random.Random, count: int = 12) -> str:
 def source(rng: random.Random, lines: int = 12) -> str:
     """Lines that look like a program."""
     return "\n".join(
-        f"    {name(rng)} = {rng.choice(VERBS)}({rng.choice(NOUNS)}, {rng.randrange(1_000)})" for _ in range(lines)
+        f"    {name(rng)} = {rng.choice(VERBS)}({rng.choice(NOUNS)}, {rng.randrange(1_000)})"
+        for _ in range(lines)
     )
 
 

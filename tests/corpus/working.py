@@ -16,18 +16,27 @@ def working(rng: random.Random) -> Story:
         yield do(call("read_file", {"path": place}, words.source(rng)), text=f"Let me look at {place}.")
         if rng.random() < 0.6:
             word = words.name(rng)
-            found = "\n".join(f"{words.path(rng)}:{rng.randrange(900)}: {word}" for _ in range(rng.randint(1, 4)))
+            found = "\n".join(
+                f"{words.path(rng)}:{rng.randrange(900)}: {word}" for _ in range(rng.randint(1, 4))
+            )
             yield do(sh(f"grep -rn {word} src", found))
         if rng.random() < 0.3:
             yield do(sh(f"ls -la {place.rsplit('/', 1)[0]}", "\n".join(words.path(rng) for _ in range(4))))
         if rng.random() < 0.5:
             yield do(
-                call("edit_file", {"path": place, "old": words.name(rng), "new": words.name(rng)}, "replaced 1 occurrence"),
+                call(
+                    "edit_file",
+                    {"path": place, "old": words.name(rng), "new": words.name(rng)},
+                    "replaced 1 occurrence",
+                ),
                 text=words.sentence(rng, 9),
             )
             passed = rng.randrange(40, 900)
             if failing:
-                names = "\n".join(f"FAILED test_{name} - assert {rng.randrange(99)} == {rng.randrange(99)}" for name in failing)
+                names = "\n".join(
+                    f"FAILED test_{name} - assert {rng.randrange(99)} == {rng.randrange(99)}"
+                    for name in failing
+                )
                 result = f"{names}\n{len(failing)} failed, {passed} passed"
                 yield do(sh("pytest -q", result, ok=False, exit_code=1))
                 failing.pop()

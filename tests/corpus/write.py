@@ -54,7 +54,18 @@ def _step(step: LoggedStep) -> dict[str, Any]:
         {
             key: value
             for key, value in msgspec.to_builtins(call).items()
-            if key in {"id", "name", "args", "ok", "result", "result_sha256", "result_bytes", "exit_code", "error_class"}
+            if key
+            in {
+                "id",
+                "name",
+                "args",
+                "ok",
+                "result",
+                "result_sha256",
+                "result_bytes",
+                "exit_code",
+                "error_class",
+            }
         }
         for call in step.calls
     ]
@@ -80,7 +91,9 @@ def corpus(seed: int = 1, data: str | None = None) -> Iterator[Case]:
 
 def main(arguments: list[str]) -> int:
     """Write the file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.corpus.write", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.corpus.write", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("out", help="file to write; packed if it ends in .gz")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--data", help="trajectories of real runs; loops are grafted into the healthy ones")

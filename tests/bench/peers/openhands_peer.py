@@ -61,7 +61,9 @@ def judged(case):
                 action=CalledAction(args=args),
                 tool_name=call["name"],
                 tool_call_id=identity,
-                tool_call=MessageToolCall(id=identity, name=call["name"], arguments=args, origin="completion"),
+                tool_call=MessageToolCall(
+                    id=identity, name=call["name"], arguments=args, origin="completion"
+                ),
                 llm_response_id=str(step["n"]),
             )
             events.append(action)

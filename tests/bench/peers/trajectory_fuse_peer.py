@@ -14,7 +14,9 @@ def judged(case):
     for step in case["steps"]:
         for call in step["calls"]:
             try:
-                fuse.observe(Action(tool=call["name"], args=call["args"], result=call["result"], success=call["ok"]))
+                fuse.observe(
+                    Action(tool=call["name"], args=call["args"], result=call["result"], success=call["ok"])
+                )
             except DeadlockDetected:
                 steps.append(step["n"])
     return steps, steps
