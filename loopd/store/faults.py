@@ -48,6 +48,8 @@ def refusal(error: BaseException) -> Refused:
             sqlite3.SQLITE_PERM,
         ):
             return Refused("storage_readonly", f"the journal: {error}")
+        if str(error).startswith(("no such table", "no such column")):
+            return Refused("corrupt", f"the journal has other tables than this loopd expects: {error}")
     return Refused("invalid", f"the events cannot be stored: {type(error).__name__}: {error}")
 
 

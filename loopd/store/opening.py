@@ -80,10 +80,17 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write."""
+def connect_reader(path: Path, *, alone: bool = False) -> sqlite3.Connection:
+    """A connection that cannot write.
+
+    Args:
+        path: the database.
+        alone: nobody has the file open and it has no write-ahead log; then not even the files that readers
+            share are made beside it.
+    """
+    mode = "immutable=1" if alone else "mode=ro"
     connection = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+        f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA query_only = ON")
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")

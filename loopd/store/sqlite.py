@@ -48,6 +48,7 @@ class SqliteStore(Reading):
         self._connection: aiosqlite.Connection | None = None
         self._verifying = asyncio.Lock()
         self._closed = False
+        self._alone = writer is None and not _log_beside(path)
 
     @classmethod
     async def open(
@@ -113,7 +114,7 @@ class SqliteStore(Reading):
     @classmethod
     async def _open_readonly(cls, where: Path) -> Self:
         def look() -> opening.Identity:
-            connection = opening.connect_reader(where)
+            connection = opening.connect_reader(where, alone=not _log_beside(where))
             try:
                 return opening.identify(connection)
             finally:
@@ -129,10 +130,13 @@ class SqliteStore(Reading):
 
     async def _open_readers(self) -> None:
         for _ in range(READERS):
-            reader = aiosqlite.Connection(lambda: opening.connect_reader(self.path), iter_chunk_size=64)
+            reader = aiosqlite.Connection(self._reader, iter_chunk_size=64)
             await reader
             self._readers.append(reader)
             self._free.put_nowait(reader)
+
+    def _reader(self) -> sqlite3.Connection:
+        return opening.connect_reader(self.path, alone=self._alone)
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,7 +258,7 @@ class SqliteStore(Reading):
         given_up = False
 
         def work() -> dict[str, Any]:
-            connection = opening.connect_reader(self.path)
+            connection = self._reader()
             try:
                 return run_verification(
                     connection, msgspec.structs.replace(request, stopped=lambda: given_up or self._closed)
@@ -270,6 +274,10 @@ class SqliteStore(Reading):
                 raise refusal(error) from error
             finally:
                 given_up = True
+
+
+def _log_beside(path: Path) -> bool:
+    return path.with_name(f"{path.name}-wal").exists()
 
 
 def _on_open(path: Path, error: sqlite3.Error | OSError) -> Refused:

@@ -31,7 +31,7 @@ def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
     """Verify and tell.
 
     Returns:
-        `{"ok", "log", "head", "checked": {"events", "sessions", "blobs"}, "findings": […]}`, with
+        `{"ok", "log", "head", "head_hash", "checked": {"events", "sessions", "blobs"}, "findings": […]}`, with
         `findings_total` when there are more than are listed, `notes` on states that an older loopd
         derived and this one would derive differently, and `proof` for `suspended_since`.
 
@@ -43,8 +43,15 @@ def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
         raise Refused("invalid", "suspended_since needs a session", path="$.sid")
     findings = Findings()
     checked = {"events": 0, "sessions": 0, "blobs": 0}
-    head = connection.execute("SELECT max(seq) FROM journal").fetchone()[0] or 0
-    result: dict[str, Any] = {"ok": False, "log": request.log_id, "head": head, "checked": checked}
+    row = connection.execute("SELECT seq, h FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
+    head, head_hash = (0, chain.log_genesis(request.log_id)) if row is None else row
+    result: dict[str, Any] = {
+        "ok": False,
+        "log": request.log_id,
+        "head": head,
+        "head_hash": head_hash.hex(),
+        "checked": checked,
+    }
     blobs = BlobCheck(connection, request, findings)
     scratch = Scratch()
     try:
