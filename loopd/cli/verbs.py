@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from loopd.cli import arguments as arg
+from loopd.cli import runs
 from loopd.cli import signatures as sign
 
 TYPE_CHECKING = False
@@ -227,12 +228,26 @@ VERBS: dict[str, Verb] = {
     "end": Verb(
         "end a session for good", "sessions:end", sign.end, "loopctl end mapper --reason 'no longer needed'"
     ),
+    "report": Verb(
+        "how a run went and why it ended",
+        "runs:report",
+        runs.report_arguments,
+        "loopctl report mapper",
+        "loopctl report mapper --format json | jq .counters",
+    ),
+    "resume": Verb(
+        "go on with an ended session, or grant more steps",
+        "runs:resume",
+        runs.resume_arguments,
+        "loopctl resume mapper --reason 'the test is fixed'",
+    ),
     "verify": Verb(
         "prove that the journal is whole",
         "history:verify",
         sign.verify,
         "loopctl verify",
         "loopctl verify mapper --suspended-since 918280",
+        "loopctl verify --data /backup/loopd",
     ),
     "inspect": Verb(
         "judge any agent's log, without a daemon",

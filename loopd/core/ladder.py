@@ -19,6 +19,9 @@ from loopd_protocol.events import Event
 from loopd_protocol.holds import AnyHold, Degeneration
 from loopd_protocol.sources import Source
 
+SLOW = "RuleTooSlow"
+"""Name of the exception by which the shell interrupts a rule that takes too long."""
+
 
 class Decides(Protocol):
     """The part of `loopd.core.decision.Decision` that is needed here."""
@@ -41,7 +44,8 @@ def act_on(decision: Decides, found: rules.Verdicts) -> list[str]:
     """Record findings, close the gate or leave notes. Returns `terminate:…` verdicts."""
     ends: list[str] = []
     for failure in found.failures:
-        decision.emit(ev.DetectorFailed(rule=failure.rule, cause="raised", error=failure.error[:4_000]))
+        cause = "slow" if failure.error.startswith(SLOW) else "raised"
+        decision.emit(ev.DetectorFailed(rule=failure.rule, cause=cause, error=failure.error[:4_000]))
     for finding in found.findings:
         relapse = finding.relapse
         if not finding.laddered:

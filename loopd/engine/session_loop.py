@@ -12,14 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 import anyio
 import msgspec
 
 from loopd.core.conversation import Message, TurnEnd, TurnRequest
-from loopd.core.inputs import Advanced, CancelTurn, CutRequested, House, Input, StartTurn, TurnEnded
+from loopd.core.inputs import (
+    Advanced,
+    CancelTurn,
+    CutRequested,
+    House,
+    Input,
+    StartTurn,
+    StepReported,
+    TurnEnded,
+)
 from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
@@ -29,10 +38,15 @@ from loopd.engine.history import History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.manifest import Manifests, sha256
 from loopd.engine.ports import Clock, Driver, DriverFactory, Store
+from loopd.engine.watch import RuleWatch
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.engine")
+
+WATCH = RuleWatch()
+JUDGED = (StepReported, TurnEnded)
+"""Inputs that rules judge; a rule that takes too long on one is interrupted and skipped."""
 
 STOP_WITHIN_S = 15.0
 """How long an answer waits for a cancelled driver to be really gone."""
@@ -148,7 +162,8 @@ class SessionLoop:
             )
         now = self._office.clock.now_ms()
         before = self.session
-        advanced = advance(before, given, now, self.house())
+        with WATCH.watching() if isinstance(given, JUDGED) else nullcontext():
+            advanced = advance(before, given, now, self.house())
         if not advanced.events:
             return Pending(advanced, ())
         return self._write(
