@@ -57,7 +57,7 @@ class Sessions:
 
     def line(self, _number: int, line: dict[str, Any], /) -> Items:
         """Read one line."""
-        kind = line.get("type")
+        kind = word(line.get("type"))
         if kind not in {"assistant", "user", "system"}:
             return
         if self._at is None or not self._is_of(self._at, line):
@@ -137,7 +137,7 @@ def _said(draft: Draft, body: dict[str, Any]) -> None:
             continue
         if block.get("type") == "text" and isinstance(block.get("text"), str):
             draft.say(block["text"])
-        elif block.get("type") in {"tool_use", "server_tool_use"}:
+        elif block.get("type") in ("tool_use", "server_tool_use"):
             draft.call(word(block.get("id")), word(block.get("name")), block.get("input"))
     usage = body.get("usage")
     if isinstance(usage, dict):

@@ -42,7 +42,7 @@ _NOT_TYPED = (
 
 def recognises(line: dict[str, Any]) -> bool:
     """Whether a line looks like one of this format."""
-    return line.get("type") in TYPES and isinstance(line.get("payload"), dict)
+    return word(line.get("type")) in TYPES and isinstance(line.get("payload"), dict)
 
 
 class Rollouts:
@@ -61,7 +61,7 @@ class Rollouts:
         payload = line.get("payload")
         if not isinstance(payload, dict):
             return
-        kind = payload.get("type")
+        kind = word(payload.get("type"))
         match line.get("type"):
             case "session_meta":
                 yield from self._session(word(payload.get("id")) or self._name)

@@ -50,6 +50,9 @@ def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> I
         return
     try:
         yield from _read(source)
+    except Exception as error:  # noqa: BLE001  (a wall: one file must not hide the others)
+        message = f"cannot be read further: {type(error).__name__}: {error}"
+        yield Fault(where=source.name, message=message, fatal=True)
     finally:
         source.close()
 
@@ -120,7 +123,7 @@ def _kind_of(data: bytes) -> str | None:
     line = _object_of(data)
     if isinstance(line, str):
         return None
-    if line.get("t") in {"trajectory", "step"}:
+    if line.get("t") in ("trajectory", "step"):
         return "trajectory"
     if is_event(line):
         return "events"
