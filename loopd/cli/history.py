@@ -201,7 +201,14 @@ def verify(run: Run) -> int:
         command["sid"] = args.sid
     if args.suspended_since is not None:
         command["suspended_since"] = args.suspended_since
-    proof = run.link.ask(command)
+    if args.data is None:
+        if args.anchor is not None:
+            raise Failure("usage", "--anchor is compared with files; expected --data DIR beside it")
+        proof = run.link.ask(command)
+    else:
+        from loopd.cli.offline import proof_of
+
+        proof = proof_of(args.data, sid=args.sid, suspended_since=args.suspended_since, anchor=args.anchor)
     good = bool(proof.get("ok"))
     if console.format != "table":
         console.json(proof)

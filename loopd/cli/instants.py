@@ -126,9 +126,9 @@ def clock(at: int, now: int) -> str:
 
 
 def until(at: int | None, now: int) -> str:
-    """What stands after "until": `18:05 (in 58m)`, `18:05 (12s overdue)`; None is `lifted`."""
+    """What stands after "until": `18:05 (in 58m)`, `18:05 (12s overdue)`; None is `you lift it`."""
     if at is None:
-        return "lifted"
+        return "you lift it"
     left = f"in {span(at - now)}" if at >= now else f"{span(now - at)} overdue"
     return f"{clock(at, now)} ({left})"
 

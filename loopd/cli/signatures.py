@@ -252,6 +252,14 @@ def verify(parser: argparse.ArgumentParser) -> None:
         metavar="SEQ",
         help="also prove that no turn started since the suspension answered with SEQ",
     )
+    parser.add_argument(
+        "--data", metavar="DIR", help="read this data folder instead of asking a daemon; nothing is written"
+    )
+    parser.add_argument(
+        "--anchor",
+        metavar="SEQ:HASH",
+        help="with --data: head and head_hash of an earlier proof, still to be there",
+    )
 
 
 def cron_put(parser: argparse.ArgumentParser) -> None:

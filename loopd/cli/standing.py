@@ -52,7 +52,7 @@ def hold_words(hold: dict[str, Any]) -> str:
 
 
 def ends(session: dict[str, Any], now: int) -> str:
-    """Until when: the last deadline of its holds, or `lifted`; empty while nothing holds it."""
+    """Until when: the last deadline of its holds, or `you lift it`; empty while nothing holds it."""
     holds = session.get("holds") or []
     if not holds or session.get("status", "live") != "live":
         return ""

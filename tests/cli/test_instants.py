@@ -130,6 +130,6 @@ def test_spans_for_people(ms: int, said: str) -> None:
 def test_a_deadline_says_when_and_how_long_still() -> None:
     assert until(NOW + 58 * MINUTE, NOW) == "10:58 (in 58m)"
     assert until(NOW - 12 * SECOND, NOW) == "09:59 (12s overdue)"
-    assert until(None, NOW) == "lifted"
+    assert until(None, NOW) == "you lift it"
     assert clock(NOW + 2 * DAY, NOW) == "2026-11-24 10:00"
     assert until(instants.MAX_MS, NOW).startswith("9999-12-3")
