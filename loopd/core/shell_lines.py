@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-_LOOKED_AT = 4_000
+_LOOKED_AT = 2_000
 """Longer command lines are judged by this many of their first characters."""
 
 _COMMENT = re.compile(r"\s+#[^'\"`\n]*$")
@@ -108,24 +108,26 @@ def normalise(command: str) -> str:
 @functools.lru_cache(maxsize=2_048)
 def _line(command: str) -> Line:
     normal = normalise(command)
-    parts = [part.strip("() ") for part in _SPLIT.split(normal) if part.strip("() ")]
+    # what the patterns see has no runs of white space, or some of them would take quadratic time
+    seen = "\n".join(" ".join(row.split()) for row in normal.splitlines() if row.strip())
+    parts = [part.strip("() ") for part in _SPLIT.split(seen) if part.strip("() ")]
     still = [part for part in parts if not part.startswith("cd ")]
     waits = bool(still) and all(_SLEEP.match(part) for part in still)
     noop = not waits and all(_NOOP.match(part) or _SLEEP.match(part) for part in still)
     noop = noop and (bool(still) or not parts)  # a bare `cd` is none
-    writes = bool(_WRITES.search(normal))
+    writes = bool(_WRITES.search(seen))
     reads = not writes and bool(parts) and all(_READ.match(part) for part in parts)
-    found = _PROGRAM.match(normal)
+    found = _PROGRAM.match(seen)
     return Line(
         normal=normal,
-        program=found.group(1)[:80] if found else normal[:40],
+        program=found.group(1)[:80] if found else seen[:40],
         noop=noop,
         waits=waits,
-        polls=not writes and not waits and bool(_POLLS.search(normal)),
+        polls=not writes and not waits and bool(_POLLS.search(seen)),
         writes=writes,
         reads=reads,
-        background=bool(_BACKGROUND.search(normal)),
-        measures=bool(_MEASURES.search(normal)),
+        background=bool(_BACKGROUND.search(seen)),
+        measures=bool(_MEASURES.search(seen)),
     )
 
 

@@ -5,6 +5,7 @@ Classes, strongest first: `edit > test > exec > net > search > read > plan > oth
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -75,6 +76,13 @@ def tool_class(name: str, args: Any = None) -> str:
         return "read"  # editors that also show files
     if kind == "exec":
         command = command_of(args)
-        if command is not None and _TEST_COMMAND.search(command[:_COMMAND_CHARS]):
+        if command is not None and _tests(command[:_COMMAND_CHARS]):
             return "test"
     return kind
+
+
+@functools.lru_cache(maxsize=2_048)
+def _tests(command: str) -> bool:
+    # without runs of white space, over which the pattern would take quadratic time
+    seen = "\n".join(" ".join(row.split()) for row in command.splitlines() if row.strip())
+    return _TEST_COMMAND.search(seen) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -355,3 +356,22 @@ def test_it_can_be_switched_off(off: ChantingParameters) -> None:
 def test_how_the_stream_is_cut_makes_no_difference_to_whether_it_fires(size: int) -> None:
     text = "The task is done and there is nothing more to be said about it here. " * 300
     assert chant(text, size) is not None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "\t \n" * 1_300,
+        "open(" * 1_000,
+        "((((" * 1_000,
+        ";" * 4_000,
+        "a=1 " * 1_000,
+        "git -a b " * 400,
+        "x | " * 1_000,
+    ],
+    ids=["white space", "open", "parentheses", "semicolons", "variables", "options", "pipes"],
+)
+def test_no_command_line_takes_long_to_read(command: str) -> None:
+    started = time.thread_time()
+    made(call("bash", {"command": command}, command, ok=False))
+    assert time.thread_time() - started < 0.25
