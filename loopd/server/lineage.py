@@ -21,10 +21,10 @@ import msgspec
 from loopd_protocol.errors import Refused
 
 SESSION = b"LOOPD_SESSION="
-DEPTH = 256
-"""Processes above one that are looked at; a longer line of them is taken for an agent's."""
-ENVIRONMENT_BYTES = 256 * 1024
-"""Read of one environment; a process with a larger one is taken for an agent's."""
+DEPTH = 64
+"""Processes that are looked at, from one upwards; a longer line of them is taken for an agent's."""
+ENVIRONMENTS_BYTES = 1024 * 1024
+"""Read of all their environments together; more is taken for an agent's. So a look takes some milliseconds."""
 UNKNOWN = "unknown"
 """The session of a process that descends from the daemon and carries no mark."""
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36  # of <linux/prctl.h>
@@ -50,32 +50,36 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         """
         if pid <= 1 or pid == os.getpid() or not os.path.isdir("/proc/self"):
             return None  # 0: a process of another pid namespace, which no descendant of ours can be
-        marked: str | None = None
-        line = pid
-        for depth in range(DEPTH):
-            parent = _parent(line)
-            if parent is None and depth == 0:
-                raise Refused("unauthenticated", f"process {pid} is gone; expected the one that connected")
-            marked = marked or self._mark(line)
-            if parent is None or parent <= 1:
-                return marked
-            if parent == self.daemon:
-                return marked or UNKNOWN
-            line = parent
-        return marked or UNKNOWN
+        line, ours = [pid], False
+        while not ours and len(line) < DEPTH and (parent := _parent(line[-1])) is not None and parent > 1:
+            ours = parent == self.daemon
+            if not ours:
+                line.append(parent)
+        if len(line) == 1 and not ours and _parent(pid) is None:
+            raise Refused("unauthenticated", f"process {pid} is gone; expected the one that connected")
+        if ours:
+            # Its name only: the tool's own shell, just below the daemon, carries it unless it hides it.
+            return self._mark(line[-1:]) or self._mark(line[:1]) or UNKNOWN
+        return self._mark(line) or (UNKNOWN if len(line) == DEPTH else None)
 
-    def _mark(self, pid: int) -> str | None:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as stream:
-                data = stream.read(ENVIRONMENT_BYTES)
-        except OSError:
-            return None  # another user's: its ancestors tell
-        for variable in data.split(b"\0"):
-            if variable.startswith(SESSION):
-                sid = variable[len(SESSION) :].decode("utf-8", "replace")[:64]
-                if sid and sid != self.outer:
-                    return sid
-        return UNKNOWN if len(data) == ENVIRONMENT_BYTES else None
+    def _mark(self, line: list[int]) -> str | None:
+        """The session that the environments name; `unknown` for more than `ENVIRONMENTS_BYTES` of them."""
+        left = ENVIRONMENTS_BYTES
+        for pid in line:
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as stream:
+                    data = stream.read(left)
+            except OSError:
+                continue  # another user's: the others tell
+            for variable in data.split(b"\0"):
+                if variable.startswith(SESSION):
+                    sid = variable[len(SESSION) :].decode("utf-8", "replace")[:64]
+                    if sid and sid != self.outer:
+                        return sid
+            left -= len(data)
+            if left <= 0:
+                return UNKNOWN
+        return None
 
 
 def own_lineage() -> Lineage:

@@ -26,11 +26,14 @@ from loopd.server.workers import Workers
 from loopd_protocol.errors import Refused
 from loopd_protocol.frames import Cmd, ServerInfo, Sub
 from loopd_protocol.schema import digest
+from loopd_protocol.sources import Source
 
 _log = logging.getLogger("loopd.server")
 PATH_LIMIT_BYTES = 107
 """What `sun_path` of `struct sockaddr_un` holds on Linux, without its final zero byte."""
 _BACKLOG = 1_024
+_AGENTS = 8
+"""Connections that agents may hold together: they get nothing, and must not take operators' places."""
 _SOCKET_MODE, _FOLDER_MODE = 0o660, 0o750
 _FIRST_INHERITED_FD = 3
 
@@ -70,6 +73,7 @@ class UnixServer:
         self._sock = sock
         self._observe = observe
         self._connections: set[Connection] = set()
+        self._agents: set[Connection] = set()
         self._emptied: anyio.Event | None = None
         self._workers: Workers[Job] = Workers(self._carry_out, limit=self.limits.inflight_total)
 
@@ -124,14 +128,22 @@ class UnixServer:
             raise Refused("overloaded", f"{limit} connections are open; the limit is {limit}")
         peer = peer_credentials(connection.transport.get_extra_info("socket"))
         try:
-            return self._policy.caller(peer)
+            caller = self._policy.caller(peer)
+            if caller.source is Source.AGENT:
+                if len(self._agents) >= _AGENTS:
+                    raise Refused(
+                        "overloaded", f"{_AGENTS} connections of agents are open; the limit is {_AGENTS}"
+                    )
+                self._agents.add(connection)
         except Refused:
             _log.warning("peer refused", extra={"uid": peer.uid, "pid": peer.pid})
             raise
+        return caller
 
     def gone(self, connection: Connection) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
+        self._agents.discard(connection)
         if self._emptied is not None and not self._connections:
             self._emptied.set()
 

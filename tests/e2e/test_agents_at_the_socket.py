@@ -78,6 +78,27 @@ def test_trying_for_ever_does_not_fill_the_journal(house: House, daemon: Daemon)
     assert len(daemon.events(None, "command.denied")) == 10
 
 
+def test_an_agent_cannot_take_the_operators_places(house: House, daemon: Daemon) -> None:
+    code = (
+        "import socket, sys\nheld = []\n"
+        "for _ in range(300):\n"
+        f"    s = socket.socket(socket.AF_UNIX); s.connect({daemon.socket!r}); held.append(s)\n"
+        '    s.sendall(b\'{"t":"hello","v":[1,1]}\\n\')\n'
+        "print('held', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LOOPD_SESSION": "ses_other"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as greedy:
+        assert greedy.stdout is not None
+        assert greedy.stdout.readline() == b"held\n"
+        assert daemon.ctl("freeze")["frozen"] is True
+        assert daemon.stderr().count('"peer refused"') == 292
+        greedy.communicate(timeout=10)
+
+
 def test_status_says_that_there_is_no_isolation(daemon: Daemon) -> None:
     assert (daemon.ctl("status")["isolation"], daemon.ctl("status")["agents_refused"]) == ("none", True)
     assert "isolation  none: shell tools have all rights" in daemon.loopctl("status").stdout
@@ -104,7 +125,7 @@ def test_a_process_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_huge_environment_hides_nothing() -> None:
-    stuffed = {f"V{n}": "x" * 100_000 for n in range(3)} | {"LOOPD_SESSION": "ses_1"}
+    stuffed = {f"V{n}": "x" * 100_000 for n in range(11)} | {"LOOPD_SESSION": "ses_1"}
     process = subprocess.Popen(["sleep", "30"], env={"PATH": os.environ["PATH"], **stuffed})
     try:
         while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
