@@ -296,6 +296,9 @@ def test_the_documented_snippet_verifies_and_finds_a_change(path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md").read_text()
     snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert snippet is not None
+    name = re.search(r"file:([a-z.]+)\?mode=ro", snippet[1])
+    assert name is not None
+    path = path.rename(path.with_name(name[1]))
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
