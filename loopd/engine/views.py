@@ -8,6 +8,7 @@ import msgspec
 
 from loopd.core import continuation
 from loopd.core.inputs import House
+from loopd.core.rules import rungs
 from loopd.core.session import next_deadline
 from loopd.core.settings import settings_for
 from loopd.core.state import CronJob, Session, Waiting
@@ -90,6 +91,8 @@ def session_view(session: Session) -> dict[str, Any]:
         "driver": session.driver,
         "workspace": session.workspace,
         "phase": session.phase,
+        "rung": rungs.NAMES[session.rules.rungs.highest],
+        "progress_step": session.rules.progress.last,
         "run": session.run,
         "crons": [cron_view(session.sid, job) for job in session.crons],
         "wakes": [msgspec.to_builtins(wake) for wake in session.wakes],

@@ -18,6 +18,8 @@ from loopd.core.rules.signals import told
 
 LOOPS = 64
 OK, NUDGE, TEXT_ONLY, CLOSED = 0, 1, 2, 3
+NAMES = ("ok", "nudge", "text_only", "closed")
+"""Names of the rungs, as people see them."""
 
 CloseSeconds = Annotated[int, msgspec.Meta(ge=1, le=2_592_000)]
 
