@@ -86,11 +86,21 @@ def show(run: Run) -> None:
             console.line(f"  {safe(str(envelope))}")
     for place, step in enumerate(answer.get("steps") or [], 1):
         body = step.get("b") or step
-        console.line(f"step {body.get('step', place)}: {safe(str(body.get('text') or ''))}")
+        cost = _cost(body.get("usage"))
+        console.line(f"step {body.get('step', place)}{cost}: {safe(str(body.get('text') or ''))}")
         for call in body.get("calls") or []:
             console.line(f"  {_call(call)}")
+    if answer.get("error"):
+        console.line(f"error: {safe(str(answer['error']))}")
     if answer.get("manifest"):
         console.line("what the model saw: add --prompt")
+
+
+def _cost(usage: dict[str, Any] | None) -> str:
+    if not usage:
+        return ""
+    words = f"{usage.get('input_tokens', 0):,} tokens in, {usage.get('output_tokens', 0):,} out"
+    return f" ({words}{'' if usage.get('measured', True) else ', estimated'})"
 
 
 def _call(call: dict[str, Any]) -> str:
@@ -103,16 +113,42 @@ def _call(call: dict[str, Any]) -> str:
 def _show_prompt(run: Run, prompt: Any) -> None:
     """Messages for people; anything else as it is, made harmless."""
     console = run.console
+    whole = prompt if isinstance(prompt, dict) else {}
     if isinstance(prompt, dict) and isinstance(prompt.get("messages"), list):
         prompt = prompt["messages"]
     if isinstance(prompt, list):
         for message in prompt:
             content = message.get("content", message.get("text")) if isinstance(message, dict) else message
             role = str(message.get("role", "")) if isinstance(message, dict) else ""
+            source = str(message.get("source", "")) if isinstance(message, dict) else ""
+            if source and source not in _PLAIN.get(role, ()):
+                role += f", {source}"
             console.line(console.styled(f"[{safe(role)}]", "bold"))
-            console.line(safe(content if isinstance(content, str) else _json(content), lines=True))
+            calls = message.get("calls") or () if isinstance(message, dict) else ()
+            if content or not calls:
+                console.line(safe(content if isinstance(content, str) else _json(content), lines=True))
+            for called in calls:
+                console.line(safe(f"→ {called.get('name')}({_compact(called.get('args'))})"))
+        _show_record(run, whole)
         return
     console.line(safe(prompt if isinstance(prompt, str) else _json(prompt), lines=True))
+
+
+_PLAIN = {"system": ("session",), "assistant": ("model",), "tool": ("tool",)}
+
+
+def _show_record(run: Run, prompt: dict[str, Any]) -> None:
+    """Whether this is what was sent: parts that are gone, and the request's digest beside the recorded one."""
+    console = run.console
+    missing = prompt.get("missing") or []
+    if missing:
+        console.line(console.styled(f"{len(missing)} messages are missing: {safe(_compact(missing))}", "red"))
+    recorded, found = prompt.get("recorded_sha256"), prompt.get("request_sha256")
+    if recorded and recorded == found:
+        console.line(console.styled(f"request sha256 {safe(recorded)}, as recorded when it was sent", "dim"))
+    elif recorded:
+        words = f"request sha256 {found or 'unknown'}; when it was sent it was {recorded}"
+        console.line(console.styled(safe(words), "red"))
 
 
 def _json(value: Any) -> str:

@@ -313,7 +313,7 @@ def test_show_gives_the_turn_and_what_the_model_saw(stage: Stage) -> None:
     assert (turn["n"], turn["trigger"], turn["outcome"]) == (1, "human", "completed")
     assert turn["steps"]
     seen = stage.ctl("show", f"{name}@1", "--prompt").out
-    assert "[user]" in seen
+    assert "[user, human]" in seen
     assert "one" in seen
 
 
@@ -498,7 +498,7 @@ def test_tables_fit_a_terminal_and_colours_can_be_refused(stage: Stage) -> None:
     assert all(columns(line) <= 90 for line in plain.splitlines())
     (mine,) = [line for line in plain.splitlines() if line.startswith(f"{name} ")]
     assert "UserSuspend by uid:" in mine
-    assert " lifted " in mine
+    assert " you lift it " in mine
     coloured = on_a_terminal(stage, "ps", NO_COLOR="")
     assert "\x1b[33mclosed" in coloured
     assert on_a_terminal(stage, "why", name, "-o", "json").startswith('{\n  "sid"')
