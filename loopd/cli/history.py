@@ -252,6 +252,8 @@ def verify(run: Run) -> int:
     console.line(
         console.styled("the journal is whole", "green") if good else console.styled("NOT WHOLE", "red")
     )
+    if proof.get("proof") and good:
+        console.line(safe(_suspension(proof["proof"])))
     for finding in proof.get("findings") or []:
         words = finding if isinstance(finding, str) else _json(finding)
         console.line(f"  {console.styled(safe(words), 'red')}")
@@ -263,6 +265,17 @@ def verify(run: Run) -> int:
         ]
     )
     return OK if good else FAILED
+
+
+def _suspension(proof: dict[str, Any]) -> str:
+    """The proof of a suspension as a sentence; a suspension that was lifted must not look like one that stands."""
+    since = proof.get("suspended_since")
+    if proof.get("lifted_seq") is None:
+        return f"suspended since seq {since}: no turn has started, through seq {proof.get('checked_through')}"
+    return (
+        f"NOT SUSPENDED ANY MORE: lifted at seq {proof['lifted_seq']} ({proof.get('lifted_by')});"
+        f" from seq {since} until then no turn started"
+    )
 
 
 def _compact(value: Any) -> str:

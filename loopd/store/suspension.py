@@ -76,11 +76,15 @@ def suspension(
             if len(page) == PAGE_ROWS:
                 continue
         break
-    if suspend is None:
+    head = connection.execute("SELECT max(seq) FROM journal").fetchone()[0] or 0
+    if since > head:
+        # The end of the log is missing, or this is the number of another log: nothing is proven by it.
+        proof["checked_through"] = head
+        findings.add("contract 3", f"seq {since} is not in the log; it ends with {head}", **where)
+    elif suspend is None:
         findings.add("contract 3", f"no UserSuspend stood at seq {since}", **where)
     else:
         proof["suspend_seq"], proof["hash"] = suspend.seq, suspend.h.hex()
         if proof["lifted_seq"] is None:
-            head = connection.execute("SELECT max(seq) FROM journal").fetchone()[0] or 0
             proof["checked_through"] = max(proof["checked_through"], head)
     return proof

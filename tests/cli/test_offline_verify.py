@@ -79,6 +79,13 @@ def test_a_suspension_is_proven_without_a_daemon(estate: Estate, ref: str) -> No
     said = run("verify", whom, "--suspended-since", str(estate.since - 1), "--data", str(estate.data))
     assert said.code == 1
     assert "no UserSuspend stood" in said.out
+    said = run("verify", whom, "--suspended-since", "100000", "--data", str(estate.data), "-o", "json")
+    assert (said.code, said.json["ok"], said.json["proof"]["checked_through"]) == (
+        1,
+        False,
+        said.json["head"],
+    )
+    assert "seq 100000 is not in the log" in said.json["findings"][0]["what"]
 
 
 def test_folders_without_a_journal_and_unknown_sessions_are_named(estate: Estate, tmp_path: Path) -> None:
@@ -218,3 +225,16 @@ def test_the_program_on_the_journals_page_verifies_a_real_journal_and_sees_a_for
     folder = estate.copy("page")
     tamper(folder, TAMPERED["a body"][0])
     assert "does not verify" in outcome(folder).stderr
+
+
+def test_a_lifted_suspension_does_not_read_like_one_that_stands(estate: Estate) -> None:
+    daemon = Daemon(estate.copy("lifted")).start()
+    try:
+        words = ("verify", "night", "--suspended-since", str(estate.since))
+        assert f"suspended since seq {estate.since}: no turn has started" in daemon.loopctl(*words).stdout
+        daemon.call("unsuspend", estate.sid)
+        said = daemon.loopctl(*words)
+        assert said.returncode == 0
+        assert "NOT SUSPENDED ANY MORE: lifted at seq " in said.stdout
+    finally:
+        daemon.close()
