@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from loopd.core import traits
+from loopd.core import polls, traits
 from loopd.core.masks import mask, masked_digest
 from loopd.core.stops.signatures import error_signature
 from loopd.core.tools import tool_class
@@ -226,6 +226,8 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
     failed = traits.failed(ok=call.ok, exit_code=call.exit_code, result=call.result, kind=kind)
     infra = traits.infra(ok=False if failed else call.ok, error_class=call.error_class, result=call.result)
     target, numbers = traits.numbers_of(look.identity)
+    # what only reads and is answered "still running" is a poll, whatever it is called
+    polling = look.polls or (look.reads and not failed and not look.noop and polls.lives(call.result))
     return CallRecord(
         name=call.name,
         fingerprint=_fingerprint(call.name, arguments.encode()),
@@ -247,12 +249,12 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
         unresolved=failed and traits.unresolved(ok=call.ok, error_class=call.error_class, result=call.result),
         noop=look.noop,
         waits=look.waits,
-        polls=look.polls,
+        polls=polling,
         writes=look.writes,
         reads=look.reads,
         background=look.background,
         measures=look.measures,
-        ended=look.polls and traits.ended(call.result),
+        ended=polling and traits.ended(call.result),
         echo=traits.echoes(call.args, call.result),
         failing=traits.failing(ok=not failed, result=call.result) if kind == "test" else None,
         short=call.result is not None and len(call.result) <= SHORT_CHARS,

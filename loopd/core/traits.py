@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from loopd.core import polls as poll
 from loopd.core.shell_lines import line
 from loopd.core.tools import command_of
 
@@ -182,7 +183,7 @@ def traits_of(name: str, args: Any, kind: str, arguments: str, canonical: Any) -
     if kind == "read" and mapping and not noop:
         noop = any(args.get(key) in _NOTHING for key in ("path", "file_path", "file", "filename"))
     reads = kind in {"read", "search"} or bool(_READ_NAME.search(name))
-    polls = bool(_POLL_NAME.search(name))
+    polls = bool(_POLL_NAME.search(name)) or (kind != "edit" and (poll.named(name) or poll.asked(args)))
     writes = kind == "edit"
     waits = False
     if known is not None:
@@ -215,7 +216,7 @@ def _shell(name: str, args: Mapping[str, Any], command: str, arguments: str) -> 
         program=f"{name}:{look.program}",
         noop=look.noop or not look.normal,
         waits=look.waits,
-        polls=look.polls,
+        polls=look.polls or (not (look.writes or look.waits or look.noop) and poll.command(look.normal)),
         writes=look.writes,
         reads=look.reads,
         background=look.background or args.get("run_in_background") is True,

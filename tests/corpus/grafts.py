@@ -11,6 +11,7 @@ import msgspec
 from loopd.core.judge import LoggedStep
 from loopd.transcripts.logs import Begin, Fault
 from loopd.transcripts.reading import read
+from loopd_protocol.events import Usage
 from tests.corpus.cases import LOOP_STEPS, START_MS, Case, Move, first, fresh
 from tests.corpus.disguises import DISGUISES
 from tests.corpus.incidents import TELLINGS
@@ -36,7 +37,7 @@ def runs(path: str | os.PathLike[str]) -> Iterator[Run]:
     steps: list[LoggedStep] = []
     for item in read(path):
         if isinstance(item, Fault):
-            raise ValueError(f"{item.where}: {item.message}")
+            raise ValueError(f"{item.where}: {item.message}")  # noqa: TRY004 - the file is wrong, not its type
         if isinstance(item, Begin):
             if head is not None:
                 yield _run(head, steps)
@@ -89,6 +90,7 @@ def grafts(run: Run, seed: int = 1) -> list[Case]:
                 at_ms=START_MS + 20_000 * (at + index) if run.steps[at - 1].at_ms else 0,
                 compacted=move.compacted,
                 state_fingerprint=move.state,
+                usage=Usage(input_tokens=2_000, output_tokens=30 if move.tokens is None else move.tokens),
             )
             for index, move in enumerate(first(story, LOOP_STEPS), start=1)
         ]

@@ -1,4 +1,5 @@
 """Incidents: every way of going in circles, as endless stories. Label `stuck`."""
+# ruff: noqa: RUF001 - Chinese is written with its own commas
 
 from __future__ import annotations
 

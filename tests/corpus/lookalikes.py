@@ -132,6 +132,32 @@ each(
 )
 
 
+_OTHER_POLLS: dict[str, Move] = {
+    "a pipeline": do(call("get_pipeline", {"id": 1}, '{"status": "running"}')),
+    "a workflow run": do(call("mcp__github__get_workflow_run", {"run_id": 81}, '{"status": "queued"}')),
+    "camel case": do(call("getJob", {"id": 4}, "RUNNING")),
+    "checks": do(call("check_ci", {"branch": "main"}, "still running")),
+    "mail": do(call("check_email", {"folder": "in"}, "no new mail")),
+    "messages": do(call("get_messages", {"channel": "ops"}, "[]")),
+    "a process by action": do(call("process", {"action": "poll", "session": "s1"}, "")),
+    "output of a shell": do(call("bash_output", {"id": "b1"}, "")),
+    "a status file": do(sh("cat job.status", "RUNNING")),
+    "a pod's log": do(sh("kubectl logs job/migrate --tail 3", "copied 0 rows")),
+    "a cloud build": do(sh("gcloud builds list --limit 1", "4f2 WORKING")),
+    "a resource": do(sh("curl -s http://api.local/v1/deployments/9", '{"status":"PENDING"}')),
+    "a flag file": do(sh("test -f done.flag && echo yes || echo no", "no")),
+    "a terminal": do(sh("tmux capture-pane -p -t main | tail -3", "running tests...")),
+    "a record that says so": do(call("lookup_shipment", {"id": 8}, '{"state": "awaiting pickup"}')),
+}
+each(
+    "unchanged poll of a live task",
+    {
+        name: _n(30, lambda n, move=move: msgspec.structs.replace(move, gap_s=60.0 if n % 5 else 5.0))
+        for name, move in _OTHER_POLLS.items()
+    },
+)
+
+
 @lookalike("unchanged poll of a live task", "with a report in each turn")
 def _reporting(rng: random.Random) -> list[Move]:
     moves = []

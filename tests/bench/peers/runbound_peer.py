@@ -5,6 +5,7 @@ Flag: an anomaly under the default, graded policy, which only notifies. Stop: th
 failed, and tokens; by its design never a result or a text. Time is that of the log, not of the replay.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -50,10 +51,8 @@ def replayed(case, **policy):
                         tools[call["name"]] = tool(call["name"])
                     body, outcome = tools[call["name"]]
                     outcome["ok"] = call["ok"]
-                    try:
+                    with contextlib.suppress(Failed):
                         body(json.dumps(call["args"], sort_keys=True))
-                    except Failed:
-                        pass
             except runbound.ExecutionRefused:
                 return flags, [step["n"]]
             if seen:
