@@ -19,7 +19,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         uri = f"{path.resolve().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10)) as db:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10, isolation_level=None)) as db:
+            db.execute("BEGIN")  # one moment for all tables, whatever the daemon writes meanwhile
             rows = db.execute("SELECT seq, sid, ss, boot, at_ms, kind, body FROM journal ORDER BY seq")
             self.events = [
                 {"seq": s, "num": n, "ss": ss, "boot": b, "at_ms": at, "k": k, "b": json.loads(body)}

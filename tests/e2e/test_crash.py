@@ -12,7 +12,7 @@ import pytest
 
 from loopd.client import CallFailed, Client
 from loopd.testing.endpoint import say
-from tests.e2e.audit import Journal
+from tests.e2e.audit import Journal, turns_alternate
 from tests.e2e.harness import FILLER, NO_RULES, Daemon, House, call, endpoint, now_ms, working
 
 pytestmark = pytest.mark.process
@@ -325,3 +325,50 @@ def test_a_freeze_survives_a_crash_and_unfreezing_delivers_what_waited(house: Ho
     started = daemon.until(sid, "turn.started", after=frozen["seq"])
     assert started["b"]["envelopes"] == [held["id"]]
     daemon.verified()
+
+
+def degenerating(house: House, daemon: Daemon, kills: int, seed: int) -> None:
+    """Hardened sessions that go in circles in four ways, killed while rules and ladder work."""
+    dice = random.Random(seed)
+    look = {"text": "I look again.", "calls": [call("read_file", path="a.txt", result="the same")]}
+    scripts = [
+        house.script(working(80), "works.jsonl"),
+        house.script([FILLER], "repeats.jsonl"),
+        house.script([[look, look, look]], "looks.jsonl"),
+        house.script([f"I am thinking about option {n} now." for n in range(30)], "thinks.jsonl"),
+    ]
+    sids: list[str] = []
+    for _ in range(kills):
+        settings = {"continuation.min_gap_ms": 0}
+        sids += [daemon.scripted(s, goal="write", preset="hardened", set=settings) for s in scripts]
+        target = daemon.head() + dice.randrange(40, 200)
+        for event in daemon.follow(within_s=60):
+            if event["seq"] >= target:
+                break
+        daemon.kill()
+        daemon.start()
+        daemon.verified()
+        for sid in sids:
+            try:
+                daemon.call("send", sid, text="go on, please")
+            except CallFailed as refused:
+                if refused.code != "session_terminal":  # many are ended, as they should
+                    raise
+    journal = Journal(daemon.data / "journal.sqlite")
+    for sid in sids:
+        turns_alternate(sid, journal.of(sid))
+        journal.envelopes_have_one_fate(sid, journal.of(sid))
+    found = {e["b"]["rule"] for e in journal.events if e["k"] == "degeneration.detected"}
+    assert len(found) >= 2, found
+
+
+def test_hardened_sessions_verify_wherever_a_kill_meets_rules_and_ladder(house: House) -> None:
+    daemon = house.daemon(config="[recovery]\ncrash_loop_boots = 0\n").start()
+    degenerating(house, daemon, kills=3, seed=3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_hardened_sessions_verify_after_twenty_kills(house: House) -> None:
+    daemon = house.daemon(config="[recovery]\ncrash_loop_boots = 0\n").start()
+    degenerating(house, daemon, kills=20, seed=20)
