@@ -31,6 +31,10 @@ Stop = Callable[[str, int | None], None]
 """(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
 
 
+IDLE_KEYS = 10_000
+"""Keys of commands that changed nothing; they are kept in memory, until the daemon ends."""
+
+
 class Conditions(msgspec.Struct, frozen=True):
     """Optional preconditions of a mutating command."""
 
@@ -81,6 +85,7 @@ class Dispatcher:
         self._queries = queries
         self._stop = stop
         self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+        self._idle: dict[tuple[str, str], tuple[str, bytes, int]] = {}
         self._denials = Denials()
 
     async def dispatch(
@@ -120,7 +125,7 @@ class Dispatcher:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._inflight[place] = future
         try:
-            known = await self._router.store.idempotent(caller.principal, key)
+            known = self._idle.get(place) or await self._router.store.idempotent(caller.principal, key)
             if known is not None:
                 command_sha256, result, seq = known
                 if command_sha256 != digest:
@@ -178,9 +183,17 @@ class Dispatcher:
         with anyio.CancelScope(shield=True):  # its key is in flight until the journal has it
             await pending.committed()
         seq = self._router.store.head if pending.appended is None else pending.appended.last
+        if keyed is not None and not pending.advanced.events:
+            self._remember_idle(keyed, result, seq)
         if before.turn is not None and loop.session.turn is None:
             result["stopped"] = await loop.stopped()
         return Answer(seq=seq, rev=pending.advanced.session.ss, result={**result, "seq": seq})
+
+    def _remember_idle(self, keyed: Keyed, result: Result, seq: int) -> None:
+        """A command that changed nothing leaves no event to keep its key with; a retry must not act later."""
+        self._idle[keyed.principal, keyed.key] = (keyed.command_sha256, msgspec.json.encode(result), seq)
+        if len(self._idle) > IDLE_KEYS:
+            del self._idle[next(iter(self._idle))]
 
     async def _send_once(self, command: cm.Send, caller: Caller, conditions: Conditions) -> Answer:
         """A sender's `dedupe` is a key of its own: per session, whoever sends and however often."""

@@ -134,6 +134,19 @@ async def test_a_key_is_free_again_when_its_command_was_refused() -> None:
         assert await accepted(on, sid) == ["x"]
 
 
+async def test_a_command_that_changed_nothing_keeps_its_key_as_well() -> None:
+    """Its retry must not take effect later, when the world has changed."""
+    async with stage() as on:
+        sid = await on.new()
+        first = await on.call(cm.Unsuspend(sid=sid), key="k")
+        await on.call(cm.Suspend(sid=sid))
+        again = await on.call(cm.Unsuspend(sid=sid), key="k")
+        assert again.dup
+        assert again.result == first.result
+        assert [h.kind for h in (await on.state(sid)).gate.holds] == ["UserSuspend"]
+        assert (await refusal(on, cm.GateOpen(sid=sid), key="k")).code == "idempotency_conflict"
+
+
 async def test_dedupe_is_a_key_of_the_session_whoever_sends() -> None:
     async with stage() as on:
         sid, other = await suspended(on), await suspended(on)
