@@ -212,6 +212,10 @@ def test_each_integer_is_accepted_iff_it_is_within_the_bounds_that_the_reference
             continue
         if key.endswith("window_size"):
             overrides["rules.tool_repetition.min_tool_turns"] = 1
+        if key == "stop.no_progress":
+            overrides["stop.no_progress_correction"] = 0
+        if key == "stop.no_progress_correction":
+            overrides["stop.no_progress"] = 0
         if key == "gate.provider_backoff_ms":
             overrides["gate.provider_backoff_max_ms"] = 86_400_000
         if key == "gate.provider_backoff_max_ms":
