@@ -15,10 +15,10 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long bench lint types contracts docs wheels constraints clean
+.PHONY: help demo demo-real test test-long bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Finds a Python that is new enough. A name may exist and still not run (a version manager's shim),
 # so each candidate is executed; PYTHON=/path/to/python overrides the search.
@@ -66,6 +66,10 @@ test-long: $(VENV)/.dev ## the heavy cases with their full counts
 
 bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
 	@$(BIN)/python -m tests.bench $(BENCH)
+
+# Published packages go into environments of their own under .cache/peers, the first time.
+bench-detection: $(VENV)/.dev ## recall, delay and false stops on the corpus, beside published packages; DATA=FILE adds real runs
+	@$(BIN)/python -m tests.bench.bench_detection --peers install $(if $(DATA),--data $(DATA)) $(if $(PAGE),--page)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet && echo "lint: clean"
