@@ -9,6 +9,7 @@ from loopd.transcripts.logs import (
     Amend,
     Begin,
     Draft,
+    Fault,
     Items,
     Resume,
     moment_ms,
@@ -21,7 +22,7 @@ from loopd_protocol.events import Usage
 from loopd_protocol.sources import Trigger
 
 CHAINS_MAX = 1_000
-"""Sub-agents of one file that are told apart; what goes beyond is not judged."""
+"""Sessions and sub-agents of one file that are told apart; what goes beyond is a fault."""
 
 _MARKS = frozenset({"sessionId", "leafUuid", "snapshot", "parentUuid", "session_id"})
 _EXIT = re.compile(r"Exit code (-?\d{1,6})(?:\n|$)")
@@ -37,8 +38,9 @@ def recognises(line: dict[str, Any]) -> bool:
 class _Chain:
     """The main conversation, or one sub-agent's."""
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, *, agent: bool) -> None:
         self.id = identity
+        self.agent = agent
         self.draft: Draft | None = None
         self.message = ""
         self.n = 0
@@ -54,8 +56,9 @@ class Sessions:
         self._name = name
         self._chains: dict[str, _Chain] = {}
         self._at: _Chain | None = None
+        self._full = False
 
-    def line(self, _number: int, line: dict[str, Any], /) -> Items:
+    def line(self, number: int, line: dict[str, Any], /) -> Items:
         """Read one line."""
         kind = word(line.get("type"))
         if kind not in {"assistant", "user", "system"}:
@@ -63,6 +66,10 @@ class Sessions:
         if self._at is None or not self._is_of(self._at, line):
             chain = self._chain(line)
             if chain is None:
+                if not self._full:
+                    self._full = True
+                    message = f"more than {CHAINS_MAX} conversations; later ones are not judged"
+                    yield Fault(where=f"{self._name}, line {number}", message=message)
                 return
             if chain.id in self._chains:
                 yield Resume(chain.id)
@@ -97,7 +104,7 @@ class Sessions:
             text = text_of(content).strip()
             if text and not text.startswith(_NOT_TYPED):
                 # a sub-agent is asked by its parent
-                chain.trigger = Trigger.AGENT if line.get("isSidechain") else Trigger.HUMAN
+                chain.trigger = Trigger.AGENT if chain.agent else Trigger.HUMAN
                 if not chain.task:
                     chain.task = True
                     yield Amend(task=task_of(text))
@@ -112,10 +119,10 @@ class Sessions:
                 yield chain.draft.done()
 
     def _identity(self, line: dict[str, Any]) -> str:
-        session = word(line.get("sessionId")) or self._name
-        if not line.get("isSidechain"):
-            return session
-        return f"{session}/{word(line.get('agentId')) or 'agent'}"
+        # `session_id` and `parent_tool_use_id` are what `--output-format stream-json` says instead
+        session = word(line.get("sessionId")) or word(line.get("session_id")) or self._name
+        agent = word(line.get("agentId")) if line.get("isSidechain") else word(line.get("parent_tool_use_id"))
+        return f"{session}/{agent or 'agent'}" if agent or line.get("isSidechain") else session
 
     def _is_of(self, chain: _Chain, line: dict[str, Any]) -> bool:
         return self._identity(line) == chain.id
@@ -125,7 +132,8 @@ class Sessions:
         known = self._chains.get(identity)
         if known is None and len(self._chains) >= CHAINS_MAX:
             return None
-        return known or _Chain(identity)
+        agent = bool(line.get("isSidechain") or line.get("parent_tool_use_id"))
+        return known or _Chain(identity, agent=agent)
 
 
 def _said(draft: Draft, body: dict[str, Any]) -> None:

@@ -46,7 +46,12 @@ def stuck(name: str = "stuck", steps: int = 30, before: int = 5, **more: Any) ->
     for n in range(1, steps + 1):
         same = n > before
         lines.append(
-            step(n, "cat status" if same else "", "not yet complete" if same else f"built {n}", usage=usage)
+            step(
+                n,
+                "cat notes.txt" if same else "",
+                "three lines of notes" if same else f"built {n}",
+                usage=usage,
+            )
         )
     return lines
 

@@ -360,11 +360,11 @@ def _one_field(out: Any, size: int) -> None:
 
 
 PROBE = """
-import sys
+import os, sys
 from loopd.cli.operator import main
-code = main(sys.argv[1:])
+code = main(sys.argv[2:])
 status = open("/proc/self/status").read()
-print(code, status.partition("VmHWM:")[2].split()[0], file=open("/dev/fd/3", "w"))
+os.write(int(sys.argv[1]), f"{code} {status.partition('VmHWM:')[2].split()[0]}".encode())
 """
 
 
@@ -373,7 +373,7 @@ def peak_kb(path: Path) -> tuple[int, int, str, str]:
     out, inside = os.pipe()
     try:
         done = subprocess.run(
-            ["sh", "-c", f'exec "$@" 3>&{inside}', "sh", sys.executable, "-c", PROBE, "inspect", str(path), "--format", "json"],
+            [sys.executable, "-c", PROBE, str(inside), "inspect", str(path), "--format", "json"],
             pass_fds=[inside], capture_output=True, text=True, timeout=800, check=False,
         )  # fmt: skip
         os.close(inside)

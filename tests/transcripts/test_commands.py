@@ -82,7 +82,7 @@ def test_a_table_shows_what_fired_and_what_it_saw(runs: Path) -> None:
     table = said.out.splitlines()
     assert table[0].split() == ["LOG", "STEPS", "VERDICT", "SOFT", "HARD", "TOKENS", "AFTER", "RULES", "WHAT"]
     assert table[1].split()[:5] == ["bad", "30", "terminate", "8", "11"]
-    assert "cat status" in said.out
+    assert "cat notes.txt" in said.out
     assert table[-1] == "3 logs, 54 steps: 1 terminate, 2 ok"
     assert "good" not in said.out
     assert "good" in run("inspect", str(runs), "--all").out
@@ -378,6 +378,33 @@ def test_a_recorded_session_is_judged_against_its_own_settings_and_others(
     (line,) = lines(run("inspect", str(saved), "--preset", "published", "--set", "rules.repeated_text.threshold=9", "--format", "json"))  # fmt: skip
     assert (line["source"], line["steps"], line["first_hard"]) == ("loopd", 9, 9)
     assert line["task"] == "finish"
+
+
+@pytest.mark.process
+def test_what_the_daemon_did_is_what_its_log_is_judged_to(
+    stage: tuple[House, Daemon], tmp_path: Path
+) -> None:
+    house, daemon = stage
+    socket = ("--socket", daemon.socket)
+    same = "I have finished everything that you asked me to do for now, nothing else is left."
+    script = house.script(
+        ["Working on part one now, all is fine here today.", *[same] * 40], "paraphrase.jsonl"
+    )
+    sets = ("--set", "continuation.min_gap_ms=0", "--set", "continuation.backoff_s=[]")
+    made = run("new", "--driver", "scripted", "--script", str(script), "--name", "hard", "--goal", "finish", "--preset", "hardened", *sets, *socket)  # fmt: skip
+    assert made.code == 0, made.err
+    assert run("wait", "hard", "--until", "closed", "--timeout", "30s", *socket).code == 0
+    saved = tmp_path / "events.ndjson"
+    saved.write_text(run("tail", "hard", "-n", "1000", "-o", "ndjson", *socket).out)
+    events = [json.loads(line) for line in saved.read_text().splitlines()]
+    live = [
+        (e["b"]["rule"], e["b"]["verdict"], e["b"]["loop_id"])
+        for e in events
+        if e["k"] == "degeneration.detected"
+    ]
+    (line,) = lines(run("inspect", str(saved), "--preset", "hardened", "--format", "json"))
+    assert [(f["rule"], f["verdict"], f["loop_id"]) for f in line["findings"]] == live
+    assert [verdict for _, verdict, _ in live] == ["nudge", "close"]
 
 
 @pytest.mark.process

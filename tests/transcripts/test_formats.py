@@ -11,6 +11,7 @@ import pytest
 
 from loopd.core.judge import LoggedStep
 from loopd.core.settings import settings_of
+from loopd.transcripts import claude_code, loopd_events
 from loopd.transcripts.inspection import Report, inspect
 from loopd.transcripts.logs import Amend, Begin
 from loopd.transcripts.reading import read
@@ -116,6 +117,24 @@ def test_what_claude_code_itself_puts_into_user_messages_is_nobody_speaking(tmp_
     steps = steps_of(path)
     assert [step.trigger for step in steps] == [Trigger.HUMAN, None, None, None, None, Trigger.HUMAN]
     assert [step.compacted for step in steps] == [False, False, False, True, True, False]
+
+
+def test_the_stream_of_claude_code_says_what_its_session_log_says() -> None:
+    stream, log = (steps_of(DATA / f"claude-code-2.1{kind}.jsonl") for kind in ("-stream", ""))
+    assert [step.text for step in stream] == [step.text for step in log]
+    assert [call.args for step in stream for call in step.calls] == [
+        c.args for step in log for c in step.calls
+    ]
+    assert begins_of(DATA / "claude-code-2.1-stream.jsonl")[0].id == "4bf4364f-9c5a-4ba9-90de-d080803307ba"
+
+
+def test_conversations_beyond_the_bound_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claude_code, "CHAINS_MAX", 2)
+    path = claude(tmp_path, *({"sessionId": f"s{n}", **says(f"m{n}", "one")} for n in range(4)))
+    assert [fault.message for fault in faults_of(path)] == [
+        "more than 2 conversations; later ones are not judged"
+    ]
+    assert [begin.id for begin in begins_of(path)] == ["s0", "s1"]
 
 
 # -- Codex ------------------------------------------------------------------------------------
@@ -320,6 +339,22 @@ def test_sessions_that_are_interleaved_in_the_daemons_log_come_out_apart(tmp_pat
     assert [step.trigger for step in logged if step.n == 1] == [Trigger.HUMAN, Trigger.CRON]
     assert isinstance(logged[0].calls[0], ToolCall)
     assert logged[0].at_ms == 12_000
+
+
+def test_sessions_beyond_the_bound_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopd_events, "SESSIONS_MAX", 2)
+    path = tmp_path / "events.ndjson"
+    path.write_text("".join(event(n, f"s{n}", "turn.step", n=1, step=1, total=1) for n in range(1, 5)))
+    assert [fault.where for fault in faults_of(path)] == [f"{path}, line 3"]
+    assert [begin.id for begin in begins_of(path)] == ["s1", "s2"]
+
+
+def test_a_step_that_goes_back_in_the_daemons_log_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "events.ndjson"
+    path.write_text("".join(event(n, "s", "turn.step", n=1, step=1, total=4 - n) for n in range(1, 3)))
+    assert [fault.message for fault in faults_of(path)] == [
+        "step 2 of s after step 3; expected rising numbers"
+    ]
 
 
 def test_a_head_is_told_before_its_steps_and_amended_behind_them() -> None:

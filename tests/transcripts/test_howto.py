@@ -12,7 +12,9 @@ from tests.cli.conftest import run
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE = TOP / "docs/howto/inspect.md"
-BLOCKS = re.findall(r"^```console\n\$ loopctl ([^\n]*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(
+    r"^```console\n\$ loopctl ([^\n]*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+)
 
 
 @pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command.split()[0] for command, _ in BLOCKS])

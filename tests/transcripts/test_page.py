@@ -88,7 +88,7 @@ def test_the_page_says_what_fired_where_and_why(tmp_path: Path) -> None:
         "exact_repeat",
         "terminate",
         "label stuck",
-        "cat status",
+        "cat notes.txt",
         "preset hardened",
     ):
         assert words in read.words
@@ -192,7 +192,17 @@ def browse(tmp_path: Path, html: str, *words: str) -> str:
     assert CHROMIUM is not None
     path = tmp_path / "page.html"
     path.write_text(html)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,1600"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--window-size=1280,1600",
+    ]
     done = subprocess.run(
         [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", *words, path.as_uri()],
         capture_output=True, text=True, timeout=90, check=True,
