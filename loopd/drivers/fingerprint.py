@@ -6,7 +6,8 @@ git, the whole (small) tree is looked at. Anything that cannot be known is None,
 
 git's listing is renewed when a shell command may have changed files, but never so often that it takes
 more than 2 % of the time; in between the state is unknown. After two listings of more than 150 ms
-git is given up for the session.
+git is given up for the session, and so it is in a repository with filters (`clean`, `process`) of its own: git would run
+them in the daemon's name, outside of any tool call.
 """
 
 from __future__ import annotations
@@ -91,19 +92,14 @@ class WorkspaceSensor:
         if self._monotonic() < self._next_s:
             return None
         started = self._monotonic()
-        done = subprocess.run(
-            [
-                "git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
-                "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames",
-                "--ignore-submodules=dirty",
-            ],
-            cwd=self._root,
-            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", "LC_ALL": "C",
-                 "GIT_CEILING_DIRECTORIES": os.fspath(self._root.parent)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=2,
-            check=False,
+        filters = self._git("config", "--name-only", "--get-regexp", r"^filter\.").returncode
+        if filters != 1:  # 1: there are none
+            # `status` would run their commands, and the agent can write the repository's configuration.
+            self._given_up = filters == 0
+            return None
+        done = self._git(
+            "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames",
+            "--ignore-submodules=dirty",
         )  # fmt: skip
         took = self._monotonic() - started
         self._next_s = started + took + SHARE * took
@@ -125,6 +121,20 @@ class WorkspaceSensor:
             return None
         self._listed, self._stale = listed, False
         return listed
+
+    def _git(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        """Run git so that no setting of the repository, which belongs to the agent, runs or fetches anything."""
+        return subprocess.run(
+            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words],
+            cwd=self._root,
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", "LC_ALL": "C",
+                 "GIT_CEILING_DIRECTORIES": os.fspath(self._root.parent), "GIT_CONFIG_NOSYSTEM": "1",
+                 "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=2,
+            check=False,
+        )  # fmt: skip
 
     def _tree(self) -> list[str] | None:
         found: list[str] = []

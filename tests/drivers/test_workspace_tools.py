@@ -389,3 +389,40 @@ async def test_hooks_and_monitors_of_a_workspace_do_not_run_in_the_daemon(tmp_pa
     git(tmp_path, "config", "core.fsmonitor", str(trap))
     assert await WorkspaceSensor(tmp_path).read() is not None
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["x", "a=b", "a.b"])
+@pytest.mark.parametrize("setting", ["clean", "process"])
+async def test_filters_of_a_workspace_do_not_run_in_the_daemon(
+    tmp_path: Path, setting: str, name: str
+) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a").write_text("a")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    (tmp_path / ".gitattributes").write_text(f"* filter={name}\n")
+    git(tmp_path, "config", f"filter.{name}.{setting}", f"touch {tmp_path}/sprung; cat")
+    (tmp_path / "a").write_text("b")
+    sensor = WorkspaceSensor(tmp_path)
+    assert await sensor.read() is None
+    assert not (tmp_path / "sprung").exists()
+
+
+async def test_a_workspace_cannot_make_the_daemon_fetch(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "master")
+    (tmp_path / "a").write_text("a")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    for known in (tmp_path / ".git" / "objects").glob("??/*"):
+        if known.name not in (tmp_path / ".git" / "refs" / "heads" / "master").read_text():
+            known.unlink()  # all but the commit: its tree has to be fetched
+    for key, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.url": f"ext::touch {tmp_path}/sprung",
+        "remote.origin.promisor": "true",
+        "protocol.ext.allow": "always",
+    }.items():
+        git(tmp_path, "config", key, value)
+    await WorkspaceSensor(tmp_path).read()
+    assert not (tmp_path / "sprung").exists()
