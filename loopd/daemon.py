@@ -27,6 +27,7 @@ from loopd.config import Config
 from loopd.drivers import end_leftovers, make_driver
 from loopd.engine.clock import SystemClock
 from loopd.engine.commands import Dispatcher
+from loopd.engine.issues import file_missing
 from loopd.engine.ports import Driver
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
@@ -212,6 +213,7 @@ class Daemon:
                     if self.lineage is not None:
                         tasks.start_soon(_reap)
                     await router.open(turns, frozen=store.frozen is not None)
+                    await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
                     tasks.start_soon(router.run)

@@ -33,7 +33,7 @@ from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency
-from loopd.engine import intake
+from loopd.engine import intake, issues
 from loopd.engine.history import History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.manifest import Manifests, sha256
@@ -289,6 +289,7 @@ class SessionLoop:
         if self.forgotten:
             return
         self.durable = advanced.session
+        issues.file_all(advanced.session, advanced.events)
         for effect in advanced.effects:
             match effect:
                 case StartTurn(n, _):
