@@ -290,7 +290,7 @@ class Auditor:
 
     # -- what must be true between two inputs ----------------------------------------------------
 
-    def check(self, *, closed: bool, now: int) -> None:
+    def check(self, *, closed: bool) -> None:
         """Nothing that the table admits waits, nothing is unaccounted, every bound is kept."""
         assert self._due is None
         open_ones = {key for key, result in self.occurrences.items() if result not in FINAL}
@@ -309,7 +309,6 @@ class Auditor:
             if not closed:
                 assert not self.liftable(envelope), f"{envelope} should have lifted {self.liftable(envelope)}"
                 assert self.holds, f"{envelope} waits at an open gate"
-                assert not self.passable(self.holds, now), f"{envelope} waits and may pass"
 
     def liftable(self, envelope: str) -> list[str]:
         """Kinds that a waiting envelope would remove by the table."""

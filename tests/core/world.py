@@ -205,7 +205,7 @@ class World:
         assert (session.status != "live") == audit.ended
         assert (self.driving is None) == (session.turn is None)
         assert len(session.wakes) <= 8
-        audit.check(closed=self.closed_by is not None, now=self.now)
+        audit.check(closed=self.closed_by is not None)
         self._check_deadline()
         self._check_why()
 
