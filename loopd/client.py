@@ -33,6 +33,7 @@ READ_ONLY: frozenset[str] = frozenset(
         "inbox.list",
         "history.page",
         "turn.get",
+        "report",
         "verify",
         "daemon.status",
     }
