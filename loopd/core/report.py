@@ -279,13 +279,14 @@ def _line(text: str) -> str:
 
 # -- Markdown -----------------------------------------------------------------------------------------
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
+_SPECIAL = re.compile(r"([\\`*\[\]#|~]|(?<!\w)_|_(?!\w)|^[>+-])")
+"""What has a meaning in Markdown, but for underscores inside words."""
 
 
 def escaped(text: str) -> str:
     """Text that is shown as it is: on one line, Markdown and HTML without meaning, no control characters."""
     plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
-    return _SPECIAL.sub(r"\\\1", plain)
+    return _SPECIAL.sub(r"\\\1", plain).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def markdown(report: RunReport) -> str:

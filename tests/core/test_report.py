@@ -85,3 +85,6 @@ def test_what_the_agent_wrote_cannot_dress_up_as_the_report_and_gives_away_no_se
 
 def test_escaped_text_is_one_line_without_control_characters() -> None:
     assert escaped("a\nb\x1b[31m|*c*") == "a b \\[31m\\|\\*c\\*"
+    assert escaped("_so_ snake_case {x}") == "\\_so\\_ snake_case {x}"
+    assert escaped("> quoted") == "\\> quoted"
+    assert escaped("a->b") == "a->b"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from loopd.core.records import CallRecord, StepRecord
@@ -10,6 +12,15 @@ ATTEMPTS = 32
 CHECKS = 16
 LABEL_CHARS = 100
 COMMAND_CLASSES = frozenset({"exec", "test"})
+
+
+_COMMAND = re.compile(r'[^({]*\(\{"(?:command|cmd|script)":"((?:[^"\\]|\\.)*)"\}\)\Z')
+
+
+def command_text(label: str) -> str:
+    """The command line that a call's label shows, or the label where it shows more than that."""
+    found = _COMMAND.match(label)
+    return (found[1].replace('\\"', '"') if found else label)[:LABEL_CHARS]
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +80,7 @@ def failures(
             continue
         old = next((e for e in known if e.command == call.identity and e.signature == call.error), None)
         if old is None:
-            new = Attempt(call.identity, call.error, call.label[:LABEL_CHARS], states=states)
+            new = Attempt(call.identity, call.error, command_text(call.label), states=states)
         else:
             same = old.same + 1 if old.states == states else 1
             new = Attempt(old.command, old.signature, old.label, same, old.total + 1, states, old.told)
@@ -84,7 +95,7 @@ def checks(known: tuple[Check, ...], calls: tuple[CallRecord, ...]) -> tuple[Che
     for call in calls:
         if call.tool_class != "test" or call.infra or call.result is None:
             continue
-        new = Check(call.identity, call.label[:LABEL_CHARS], not call.failed)
+        new = Check(call.identity, command_text(call.label), not call.failed)
         known = (*(check for check in known if check.command != call.identity), new)[-CHECKS:]
     return known
 

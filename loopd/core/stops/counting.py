@@ -153,7 +153,7 @@ def observe(state: StopState, record: StepRecord, progress: Progress | None, ss:
         changes["reason"] = " ".join(record.text[: 2 * REASON_CHARS].split())[:REASON_CHARS]
     commands = [call for call in record.calls if call.tool_class in attempts.COMMAND_CLASSES]
     if commands:
-        changes["command"] = commands[-1].label
+        changes["command"] = attempts.command_text(commands[-1].label)
     errors = [call.error for call in record.calls if call.error]
     if errors:
         changes["signature"] = errors[-1]
