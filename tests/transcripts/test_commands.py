@@ -298,6 +298,13 @@ def test_a_threshold_that_hits_healthy_runs_is_counted(tmp_path: Path) -> None:
     assert (last["summary"]["base"]["healthy_nudged"], last["summary"]["then"]["healthy_nudged"]) == (1, 1)
 
 
+def test_what_is_cut_off_a_healthy_run_is_not_counted_as_saved(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", stuck(outcome="success", label="unlabelled"))
+    log, last = lines(run("backtest", str(path), "--base-preset", "hardened", "--format", "json"))
+    assert (log["kind"], log["then"]["steps_saved"] > 0) == ("healthy", True)
+    assert (last["summary"]["then"]["steps_saved"], last["summary"]["then"]["healthy_stopped"]) == (0, 1)
+
+
 @pytest.mark.parametrize("form", ["table", "md"])
 def test_a_backtest_for_people(runs: Path, form: str) -> None:
     said = run("backtest", str(runs), "--base-preset", "published", "--preset", "hardened", "--format", form)

@@ -124,6 +124,13 @@ def test_what_agents_wrote_is_text(tmp_path: Path) -> None:
     assert EVIL[:30] in Reader(html).words
 
 
+def test_the_name_of_a_log_that_is_not_drawn_is_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "QUIET_MAX", 0)
+    assert "<script" not in written(tmp_path, healthy(EVIL), stuck())
+
+
 def test_a_failed_call_another_turn_and_a_step_of_words_look_different(tmp_path: Path) -> None:
     run_: list[Line] = [head("x")]
     failing = step(2, result="no")
