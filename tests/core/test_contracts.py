@@ -648,7 +648,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 class TestContracts(SessionMachine.TestCase):
-    settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.long

@@ -83,10 +83,10 @@ def test_a_job_of_every_hour_follows_the_clock_through_a_change(day: str, hours:
     assert all(later - earlier == HOUR for earlier, later in pairwise(due))
 
 
-def test_moments_never_go_back_over_two_years_of_clock_changes() -> None:
+def test_moments_never_go_back_over_the_changes_of_a_year() -> None:
     for tz in ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "UTC"):
         for expr in ("0 2 * * *", "15,45 * * * *", "0 */6 * * *", "0 0 1 * *"):
-            due = schedule.upcoming(expr, tz, START_MS, 800)
+            due = schedule.upcoming(expr, tz, START_MS, 250)
             assert all(later > earlier for earlier, later in pairwise(due)), (tz, expr)
 
 
@@ -263,9 +263,9 @@ def test_a_job_whose_expression_runs_out_is_never_looked_at_again() -> None:
 def test_a_session_has_at_most_a_hundred_jobs() -> None:
     world = World()
     for i in range(100):
-        world.apply(CronPutRequested(by="uid:1", job=f"j{i}", expr="0 0 1 1 *", text="x"))
+        world.apply(CronPutRequested(by="uid:1", job=f"j{i}", expr="0 * * * *", text="x"))
     with pytest.raises(Refused, match="100 cron jobs"):
-        world.apply(CronPutRequested(by="uid:1", job="one-more", expr="0 0 1 1 *", text="x"))
+        world.apply(CronPutRequested(by="uid:1", job="one-more", expr="0 * * * *", text="x"))
     world.apply(CronPutRequested(by="uid:1", job="j7", expr="0 0 2 1 *", text="y"))
 
 
