@@ -55,7 +55,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
             ours = parent == self.daemon
             if not ours:
                 line.append(parent)
-        if len(line) == 1 and not ours and _parent(pid) is None:
+        if len(line) == 1 and not ours and _parent(pid) is None and not _exists(pid):
             raise Refused("unauthenticated", f"process {pid} is gone; expected the one that connected")
         if ours:
             # Its name only: the tool's own shell, just below the daemon, carries it unless it hides it.
@@ -138,6 +138,17 @@ def _ended_children() -> list[int]:
         return []
     own = os.getpid()
     return [int(name) for name in names if (found := _stat(int(name))) and found == ("Z", own)]
+
+
+def _exists(pid: int) -> bool:
+    """Also where /proc hides other users' processes (`hidepid`, `ProtectProc=`): those are no agent's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _parent(pid: int) -> int | None:
