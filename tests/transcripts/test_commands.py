@@ -203,16 +203,12 @@ def test_someone_who_watches_is_asked_instead(runs: Path) -> None:
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", *(healthy(f"run{n}", 300) for n in range(30)))
+    path = write(tmp_path / "x", *(healthy(f"run{n}", 100) for n in range(30)))
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(
-        [str(BIN / "loopctl"), "inspect", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        env=env,
-    ) as process:
+    code = "import sys, loopd.cli.bar as bar; bar.PATIENCE_S = 0; from loopd.cli.operator import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, "inspect", str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=theirs, text=True, env=env) as process:
         os.close(theirs)
         seen = b""
         try:
@@ -221,7 +217,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
         except OSError:  # Linux: the other end was closed
             pass
         assert process.stdout is not None
-        assert process.stdout.read() == "30 logs, 9000 steps: nothing found\n"
+        assert process.stdout.read() == "30 logs, 3000 steps: nothing found\n"
     os.close(ours)
     assert "█" in seen.decode()
     assert "/s" in seen.decode()
