@@ -324,6 +324,20 @@ def test_what_cannot_work_is_refused_with_the_numbers(given: dict[str, Any], wor
     assert all(word in refused.value.message for word in words)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "kept"), [("close", True), ("terminate", True), ("nudge", False), ("warn", False)]
+)
+def test_what_closed_the_gate_or_ended_the_turn_is_a_reason_until_the_next_turn(
+    verdict: str,
+    kept: bool,
+) -> None:
+    told = ev.DegenerationDetected(rule="cycle", verdict=verdict, level="hard", score=5, threshold=5)
+    state = following.found(StopState(), told)
+    assert [fired.rule for fired in state.fired] == ["cycle"] * kept
+    assert following.begun(state).fired == ()
+    assert state.corrections == (verdict == "nudge")
+
+
 def test_the_state_survives_its_encoding() -> None:
     state = StopState()
     for n, (record, progress) in enumerate(to_and_fro(20, progress_at=7), 1):
