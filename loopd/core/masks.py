@@ -15,6 +15,19 @@ EDGE_CHARS = 4_096
 _ANSI = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
 _ISO = r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)\b)?)?"
 _CLOCK = r"\b\d{1,2}:\d\d:\d\d(?:[.,]\d+)?\b"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
+_HOUR = r"(?:1[0-2]|0?\d):[0-5]\d(?::[0-5]\d)? ?[AaPp]\.?[Mm]\b"
+_DATE = (
+    rf"\b\d{{1,2}}/\d{{1,2}}/\d{{4}}\b(?:,? (?:{_HOUR}|\d\d?:\d\d\b))?|\b{_HOUR}"
+    rf"|\b(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? +)?(?:{_MONTH} +\d{{1,2}}|\d{{1,2}} +{_MONTH})\b(?:,? +\d{{4}}\b)?"
+)
+# seconds since the epoch only where they cannot be a size: in brackets at the beginning of a line; milliseconds anywhere
+_EPOCH = r"(?m:^\[1[4-9]\d{8}(?:\.\d+)?\])|\b1[4-9]\d{11}\b"
+_VOLATILE = (
+    r"\b(?:(?:x-)?(?:request|req|trace|span|correlation|transaction|idempotency)[-_ ]?id|requestId|traceId|spanId|nonce|etag"
+    r"|timestamp|ts)[\"']?\s?[:=]\s?(?:W/)?[\"']?[^\s\"',;}\])]+"
+    r"|\b(?:req|trace|span|corr|txn)[-_][0-9A-Za-z]{6,}\b"
+)
 _UUID = r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"
 _ADDRESS = r"\b0x[0-9a-fA-F]+\b"
 _HEX = r"\b(?=[a-fA-F]*\d)[0-9a-fA-F]{16,}\b"
@@ -22,12 +35,13 @@ _TEMPORARY = (
     r"(?:/private)?/(?:var/)?(?:tmp|folders)/[^\s'\":,;()\[\]<>]+|[A-Za-z]:\\[^\s'\"]*\\Temp\\[^\s'\"]+"
 )
 _DURATION = r"\b\d+(?:[.,]\d+)? ?(?:ns|us|µs|μs|ms|msecs?|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?)\b"
-_COUNTER = r"\b(pid|PID|Pid|attempt|Attempt|retry|Retry)([ :=#]{0,3})\d+\b"
+_COUNTER = r"\b(pid|PID|Pid|attempt|Attempt|retry|Retry|try|Try)([ :=#]{0,3})\d+\b"
 _PROCESS = r"\b([Pp]rocess|[Tt]hread)([ :=#]{1,3})\d+\b"
 
 _MASKED = re.compile(
     f"(?P<ansi>{_ANSI})|(?P<iso>{_ISO})|(?P<uuid>{_UUID})|(?P<address>{_ADDRESS})|(?P<clock>{_CLOCK})"
     f"|(?P<hex>{_HEX})|(?P<temporary>{_TEMPORARY})|(?P<duration>{_DURATION})|(?P<counter>{_COUNTER})"
+    f"|(?P<date>{_DATE})|(?P<epoch>{_EPOCH})|(?P<volatile>{_VOLATILE})"
 )
 _REPLACED = {
     "ansi": "",
@@ -38,6 +52,9 @@ _REPLACED = {
     "hex": "<hex>",
     "temporary": "<path>",
     "duration": "<duration>",
+    "date": "<time>",
+    "epoch": "<time>",
+    "volatile": "<volatile>",
 }
 _FAILURE_LINE = re.compile(
     f"(?P<ansi>{_ANSI})|(?P<iso>{_ISO})|(?P<address>{_ADDRESS})|(?P<clock>{_CLOCK})"
@@ -62,7 +79,8 @@ def mask(text: str) -> str:
     """`text` without volatile parts, white space collapsed.
 
     Masked are ANSI codes, dates and clock times, UUIDs, hex of 16 digits and more, 0x addresses,
-    temporary paths, durations, and the number behind `pid`, `attempt` and `retry`. Of a text over
+    temporary paths, durations, the number behind `pid`, `attempt` and `retry`, and values that are named
+    as a nonce, a timestamp or the id of a request or trace. Of a text over
     8 KiB the two ends are kept, cut at line ends where there are any.
     """
     if len(text) > 2 * EDGE_CHARS:

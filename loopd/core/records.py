@@ -61,6 +61,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         unresolved: it named a tool that does not exist.
         noop, waits, polls, writes, reads, background, measures: see `loopd.core.traits.Traits`.
         ended: what a poll looks at is over.
+        negative: the result says that nothing was found.
         echo: the result gives back the call's own words.
         failing: of a test run: how many checks fail, None for unknown.
         short: the result is short enough to be masked at once.
@@ -93,6 +94,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     measures: bool = False
     ended: bool = False
     echo: bool = False
+    negative: bool = False
     failing: int | None = None
     short: bool = False
 
@@ -255,6 +257,7 @@ def call_record(call: ToolCall, *, masked: bool = False) -> CallRecord:
         background=look.background,
         measures=look.measures,
         ended=polling and traits.ended(call.result),
+        negative=traits.negative(call.result),
         echo=traits.echoes(call.args, call.result),
         failing=traits.failing(ok=not failed, result=call.result) if kind == "test" else None,
         short=call.result is not None and len(call.result) <= SHORT_CHARS,

@@ -6,6 +6,7 @@ command line. Unknown stays unknown: neither reading nor writing.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -25,6 +26,12 @@ VOLATILE_FIELDS = frozenset(
         "traceid",
         "span_id",
         "nonce",
+        "attempt",
+        "attempts",
+        "attempt_number",
+        "retry",
+        "retries",
+        "retry_count",
         "idempotency_key",
         "tool_call_id",
         "toolcallid",
@@ -78,9 +85,84 @@ _POLL_NAME = re.compile(
     r"(?:^|[_.\-/])(?:poll|wait|watch|status|progress|health|heartbeat)(?:$|[_.\-/])"
     r"|^(?:poll|wait|watch)[A-Z]|(?:Status|Progress|Poll|Wait|Health)(?:$|[A-Z])|(?:^|[_.\-/])(?:check|get|list)_(?:job|build|task|run|deploy\w*|queue|inbox|board)s?$"
 )
-_READ_NAME = re.compile(
-    r"(?:^|__|[./])(?:get|list|search|find|query|lookup|look_up|fetch|read|view|show|describe|check|inspect|browse)(?:[_\-.]|$|[A-Z])"
+_READ_WORDS = frozenset(
+    [
+        "get",
+        "list",
+        "search",
+        "find",
+        "query",
+        "lookup",
+        "look",
+        "fetch",
+        "retrieve",
+        "recall",
+        "read",
+        "view",
+        "show",
+        "describe",
+        "check",
+        "inspect",
+        "browse",
+        "websearch",
+    ]
 )
+_WRITE_WORDS = frozenset(
+    [
+        "create",
+        "add",
+        "insert",
+        "append",
+        "write",
+        "edit",
+        "update",
+        "upsert",
+        "set",
+        "put",
+        "patch",
+        "save",
+        "store",
+        "delete",
+        "remove",
+        "drop",
+        "clear",
+        "move",
+        "rename",
+        "copy",
+        "send",
+        "post",
+        "publish",
+        "submit",
+        "mark",
+        "run",
+        "start",
+        "stop",
+        "restart",
+        "execute",
+        "apply",
+        "make",
+        "build",
+        "convert",
+        "upload",
+        "import",
+        "export",
+        "install",
+        "merge",
+        "commit",
+        "push",
+        "assign",
+        "close",
+        "open",
+        "reindex",
+        "replace",
+        "fix",
+        "deploy",
+        "cancel",
+        "approve",
+        "reject",
+    ]
+)
+_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _INFRA = re.compile(
     r"\b(?:429|502|503|504|rate.?limit\w*|too many requests|overloaded|timed? ?out|timeout|connection (?:refused|reset"
     r"|aborted|error|closed)|temporar(?:y|ily) (?:unavailable|failure)|service unavailable|bad gateway|econn\w+|etimedout"
@@ -114,6 +196,13 @@ _FAILING = re.compile(
     r"\b(\d{1,6})\s+(?:failed|failing|failures?|errors?)\b|\b(?:failed|failures?|errors?)[:=]\s*(\d{1,6})\b",
     re.IGNORECASE,
 )
+_NEGATIVE = re.compile(
+    r"\bno (?:\w+ )?(?:results?|match(?:es)?|documents?|records?|entr(?:y|ies)|items?|hits?|rows?|data|answers?)\b|\b0 (?:results?|hits|match(?:es)?"
+    r"|rows|items|documents|records)\b|\bnothing (?:was |has been )?found\b|\bfound nothing\b|\bno such\b|\bnot found\b|\bdoes not exist\b"
+    r"|\"(?:total|count|hits)\": ?0\b|^\s*(?:\[\s*\]|\{\s*\}|null|none)\s*$",
+    re.IGNORECASE,
+)
+_NEGATIVE_CHARS = 300
 _DIGITS = re.compile(r"\d+")
 _NOTHING = frozenset({"", "/dev/null"})
 _ECHO_CHARS = 200
@@ -182,7 +271,7 @@ def traits_of(name: str, args: Any, kind: str, arguments: str, canonical: Any) -
     )
     if kind == "read" and mapping and not noop:
         noop = any(args.get(key) in _NOTHING for key in ("path", "file_path", "file", "filename"))
-    reads = kind in {"read", "search"} or bool(_READ_NAME.search(name))
+    reads = kind in {"read", "search"} or reading(name)
     polls = bool(_POLL_NAME.search(name)) or (kind != "edit" and (poll.named(name) or poll.asked(args)))
     writes = kind == "edit"
     waits = False
@@ -199,6 +288,18 @@ def traits_of(name: str, args: Any, kind: str, arguments: str, canonical: Any) -
         reads=reads and not writes,
         background=mapping and args.get("run_in_background") is True,
     )
+
+
+@functools.lru_cache(maxsize=1_024)
+def reading(name: str) -> bool:
+    """Whether a tool's name says that it only reads: `kb_search`, `getUser`, but not `add_to_list`."""
+    words = [word.lower() for word in _NAME_PARTS.findall(re.split(r"__|[./:]", name)[-1])]
+    return not _WRITE_WORDS.intersection(words) and not _READ_WORDS.isdisjoint(words)
+
+
+def negative(result: str | None) -> bool:
+    """Whether a short answer says that nothing was found."""
+    return result is not None and len(result) <= _NEGATIVE_CHARS and bool(_NEGATIVE.search(result))
 
 
 def _shell(name: str, args: Mapping[str, Any], command: str, arguments: str) -> Traits:

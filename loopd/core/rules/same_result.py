@@ -1,4 +1,4 @@
-"""same_result: one tool that only reads, asked in other words again and again, with the same answer."""
+"""same_result: one tool that only reads, or finds nothing, asked in other words with the same answer."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def observe(
     best: Answer | None = None
     label = ""
     for call, seen in zip(look.calls, look.looks, strict=True):
-        if seen.outcome is None or call.result_chars < VISIBLE_CHARS:
+        if seen.outcome is None or (call.result_chars < VISIBLE_CHARS and not call.negative):
             continue
-        if not call.reads or call.polls or call.failed or call.infra:
+        # a tool that nobody knows may work through a batch; that it finds nothing again and again is no batch
+        asks = call.reads or (call.negative and not call.writes and not call.noop)
+        if not asks or call.polls or call.failed or call.infra:
             continue
         key = packed.digest(call.program, call.masked or call.result or "")
         old = next((answer for answer in answers if answer.key == key), None)
