@@ -49,7 +49,6 @@ class Auditor:
         self.gone: list[tuple[str, int | None, int]] = []
         self.turn_batches: list[tuple[str, ...]] = []
         self._due: tuple[str, int, bool] | None = None
-        self._coalesced_last: str | None = None
 
     def see_all(self, rows: Iterable[tuple[int, int, ev.Event]]) -> None:
         """Take in (ss, at_ms, event) rows."""

@@ -27,6 +27,7 @@ from loopd.core.inputs import (
     InterruptRequested,
     Reconsidered,
     Recovered,
+    ResumeRequested,
     RetryReported,
     StepReported,
     SuspendRequested,
@@ -632,6 +633,26 @@ class SessionMachine(RuleBasedStateMachine):
         events = self.feed(EndRequested(by="uid:1", reason="enough"))
         assert bool(events) == was_live
         assert next_deadline(self.world.session, self.world.house()) is None
+
+    @precondition(
+        lambda self: self.world.session.status != "live" or "AwaitingApproval" in self.world.audit.holds
+    )
+    @rule()
+    def resume(self) -> None:
+        """A person begins a new run of what ended; what is live has nothing to resume but more steps."""
+        world = self.world
+        was_live = world.session.status == "live"
+        done = world.attempt(ResumeRequested(by="uid:1"))
+        if isinstance(done, Refused):
+            assert was_live
+            assert done.code == "conflict"
+            return
+        self._account(done.events)
+        if was_live:
+            assert "AwaitingApproval" not in world.audit.holds
+        else:
+            assert world.session.status == "live"
+            assert not world.audit.waiting
 
     @invariant()
     def everything_is_accounted_for(self) -> None:
