@@ -40,6 +40,9 @@ class Decides(Protocol):
     def accept(self, source: Source, text: str, *, by: str) -> str:
         """Make an envelope durable."""
 
+    def mark_held(self) -> None:
+        """Say of each waiting envelope that something keeps it, if something does."""
+
 
 def answer(decision: Decides, request: AgentRequest) -> AgentReply:
     """Carry out a request; a bad one changes nothing and tells the agent what was expected."""

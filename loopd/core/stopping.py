@@ -41,6 +41,9 @@ class Decides(Protocol):
     def accept(self, source: Source, text: str, *, by: str) -> str:
         """Make an envelope durable."""
 
+    def mark_held(self) -> None:
+        """Say of each waiting envelope that something keeps it, if something does."""
+
 
 def act_on(decision: Decides) -> None:
     """Act on the limits that the step just recorded has reached; of soft ones only without a hard one."""
@@ -69,6 +72,7 @@ def act_on(decision: Decides) -> None:
                 ),
                 cause="approval",
             )
+            decision.mark_held()
 
 
 def _tell(decision: Decides, limit: Reached, verdict: str) -> None:
