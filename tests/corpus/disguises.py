@@ -109,6 +109,10 @@ DISGUISES: MappingProxyType[str, Disguise] = MappingProxyType(
     {
         "plain": _plain,
         "clock": _results(lambda text, n, _: f"[{words.moment(n)}] {text}"),
+        "date": _results(lambda text, n, _: f"Thu Jan  1 {n // 60 % 24:02}:{n % 60:02}:09 UTC 2026 {text}"),
+        "named nonce": _results(
+            lambda text, _, rng: f"{text}\nrequest_id: {words.hexes(rng, 9)}, ts={rng.randrange(10**9)}"
+        ),
         "uuid": _results(lambda text, _, rng: f"{text}\nrequest {words.uuid(rng)}"),
         "hex": _results(lambda text, _, rng: f"{text} (trace {words.hexes(rng)}0)"),
         "address": _results(lambda text, _, rng: f"{text} <object at 0x7f{words.hexes(rng, 10)}>"),
@@ -132,6 +136,8 @@ OF_CALLS = tuple(DISGUISES)
 OF_RESULTS = (
     "plain",
     "clock",
+    "date",
+    "named nonce",
     "uuid",
     "hex",
     "address",

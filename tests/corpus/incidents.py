@@ -385,6 +385,33 @@ for _period in range(2, 9):
             f"cycle of {_period}", _kind, disguises=(*LIGHT, "in a batch") if _kind != "mixed" else LIGHT
         )(_cycle(_period, _kind))
 
+
+def _laps(*, shuffled: bool, lossy: bool) -> Making:
+    def story(rng: random.Random) -> Story:
+        lap = [
+            do(call("read_file", {"path": words.path(rng)}, words.source(rng, 3))),
+            do(sh("git status -s", f" M {words.path(rng)}")),
+            do(call("grep", {"pattern": words.name(rng)}, f"{words.path(rng)}:3: hit")),
+            do(sh("pytest -q", f"FAILED test_{words.name(rng)}\n1 failed", ok=False, exit_code=1)),
+        ]
+        while True:
+            for move in rng.sample(lap, len(lap)) if shuffled else lap:
+                if not lossy or rng.random() > 0.15:
+                    yield move
+
+    return story
+
+
+each(
+    "uneven laps",
+    {
+        "other order": _laps(shuffled=True, lossy=False),
+        "steps left out": _laps(shuffled=False, lossy=True),
+        "both": _laps(shuffled=True, lossy=True),
+    },
+    disguises=("plain", "clock", "uuid", "volatile arguments", "chatty"),
+)
+
 # --- repeats with other things between -----------------------------------------------------------------
 
 
@@ -432,6 +459,17 @@ each(
         ),
         "grep": lambda rng: (
             do(sh(f"grep -rn {words.name(rng)} src || echo 'no match anywhere'", "no match anywhere"))
+            for _ in itertools.count()
+        ),
+        "a verb at the end": lambda rng: (
+            do(call("kb_search", {"text": words.sentence(rng, 3)}, "nothing in the knowledge base"))
+            for _ in itertools.count()
+        ),
+        "empty lists": lambda rng: (
+            do(call("search_mail", {"query": words.name(rng)}, "[]")) for _ in itertools.count()
+        ),
+        "a sub-agent": lambda rng: (
+            do(call("Task", {"prompt": words.sentence(rng, 8)}, "The sub-agent found nothing."))
             for _ in itertools.count()
         ),
         "list": lambda rng: (
