@@ -74,6 +74,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="step"
     usage: _Usage | None = None
     finish: Annotated[str, Meta(max_length=200)] | None = None
     state_fingerprint: Annotated[str, Meta(max_length=80)] | None = None
+    compacted: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         at: ISO date-time as written, or None.
         trigger: begins a turn when given.
         calls: with results as far as the file has them; digests are those of the whole result.
+        compacted: the context was compacted before this step (a field that may be missing).
     """
 
     n: int
@@ -94,6 +96,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     finish: str = "stop"
     state_fingerprint: str | None = None
+    compacted: bool = False
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -246,6 +249,7 @@ def _step(item: _Step, place: int) -> Step:
         usage=usage,
         finish=item.finish or ("tool_calls" if item.calls else "stop"),
         state_fingerprint=item.state_fingerprint,
+        compacted=item.compacted,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from loopd.cli import arguments as arg
-from loopd.cli import runs
+from loopd.cli import logs, runs
 from loopd.cli import signatures as sign
 
 TYPE_CHECKING = False
@@ -252,7 +252,7 @@ VERBS: dict[str, Verb] = {
     "inspect": Verb(
         "judge any agent's log, without a daemon",
         "inspection:run_inspect",
-        sign.inspect,
+        logs.inspect,
         "loopctl inspect run.jsonl.gz",
         "loopctl inspect ~/.claude/projects/*/*.jsonl --html report.html",
         "zcat runs.jsonl.gz | loopctl inspect - --format json --fail-on hard",
@@ -260,7 +260,7 @@ VERBS: dict[str, Verb] = {
     "backtest": Verb(
         "recorded runs under other settings",
         "backtest:run_backtest",
-        sign.backtest,
+        logs.backtest,
         "loopctl backtest runs.jsonl.gz --set rules.exact_repeat.soft=3",
         "loopctl backtest --session mapper --set rules.near_duplicate_text.soft=2 --format md",
     ),

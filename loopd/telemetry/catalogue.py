@@ -101,7 +101,9 @@ METRICS: MappingProxyType[str, Metric] = MappingProxyType(
         "loopd_rule_near_miss_total": _counter(
             "Times a rule came within three quarters of its soft threshold.", "rule"
         ),
-        "loopd_detector_failures_total": _counter("Rules that raised or took too long and were skipped.", "rule"),
+        "loopd_detector_failures_total": _counter(
+            "Rules that raised or took too long and were skipped.", "rule"
+        ),
         "loopd_continuations_total": _counter("Turns that the daemon itself began because of a goal."),
         "loopd_continuations_suppressed_total": _counter(
             "Inputs that a hold kept waiting, by source and kind of hold.", "source", "reason"

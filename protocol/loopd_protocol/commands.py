@@ -459,9 +459,7 @@ AnyCommand = (
     | Batch
 )
 
-COMMAND_TYPES: dict[str, type[Command]] = {
-    str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__
-}
+COMMAND_TYPES: dict[str, type[Command]] = {str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__}
 
 SCOPES: dict[str, str] = {
     "session.create": "create",

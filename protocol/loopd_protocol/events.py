@@ -565,9 +565,7 @@ AnyEvent = (
     | CommandDenied
 )
 
-EVENT_TYPES: dict[str, type[Event]] = {
-    str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__
-}
+EVENT_TYPES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__}
 """Kind → payload type. A kind that is not here is passed on undecoded."""
 
 EVENT_VERSION = 1

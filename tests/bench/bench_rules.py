@@ -17,6 +17,7 @@ from loopd.core.masks import mask
 from loopd.core.records import TurnRecord, digest, step_record, text_digest
 from loopd.core.rules import (
     LadderSettings,
+    RuleSettings,
     RulesState,
     begin_turn,
     observe_step,
