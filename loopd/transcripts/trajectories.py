@@ -80,6 +80,7 @@ def _logged(step: Step) -> LoggedStep:
         trigger=step.trigger,
         at_ms=moment_ms(step.at),
         state_fingerprint=step.state_fingerprint,
+        compacted=step.compacted,
     )
 
 
