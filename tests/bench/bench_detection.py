@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from operator import truediv
 from pathlib import Path
 
 import msgspec
@@ -199,26 +200,28 @@ def saved(said: Iterable[Said]) -> tuple[int, int]:
 
 
 def cost(
-    settings: Settings, histories: Sequence[int] = (100, 10_000), measured: int = 400, rounds: int = 5
+    settings: Settings, histories: Sequence[int] = (100, 10_000), measured: int = 1_000, rounds: int = 10
 ) -> dict[int, list[float]]:
     """Processor time of a step in milliseconds behind so many steps of history; one median for each round."""
-    steps = taped(plainly(max(histories) + measured, fresh(7, "cost")))
-    found: dict[int, list[float]] = {history: [] for history in histories}
+    history_steps = taped(plainly(max(histories), fresh(7, "history")))
     judges = {}
     for history in histories:
         judges[history] = Judge(settings)
-        for step in steps[:history]:
+        for step in history_steps[:history]:
             judges[history].step(step)
-    done = dict.fromkeys(histories, 0)
-    for _ in range(rounds):
-        for history in histories:
-            times = []
-            for step in steps[history + done[history] : history + done[history] + measured // rounds]:
-                began = time.thread_time_ns()
-                judges[history].step(step)
-                times.append((time.thread_time_ns() - began) / 1e6)
-            done[history] += measured // rounds
-            found[history].append(statistics.median(times))
+    found: dict[int, list[float]] = {history: [] for history in histories}
+    times: dict[int, list[float]] = {history: [] for history in histories}
+    # the same steps behind each history, in turn: neighbours and contents weigh equally
+    for index, step in enumerate(taped(plainly(measured, fresh(7, "measured"))), start=1):
+        for history in histories if index % 2 else reversed(histories):
+            numbered = msgspec.structs.replace(step, n=history + index)
+            began = time.thread_time_ns()
+            judges[history].step(numbered)
+            times[history].append((time.thread_time_ns() - began) / 1e6)
+        if index % (measured // rounds) == 0:
+            for history in histories:
+                found[history].append(statistics.median(times[history]))
+                times[history].clear()
     return found
 
 
@@ -532,7 +535,10 @@ def measure(data: str | None, install: Install, settings: Settings, *, seed: int
     cheapest, dearest = statistics.median(before), statistics.median(behind)
     measured.goal(f"cost of a step behind {long:,} steps", round(dearest, 4), most=0.3, unit="ms")
     measured.goal(
-        f"ratio of {long:,} to {short:,} steps of history", round(dearest / cheapest, 3), most=1.2, unit="x"
+        f"ratio of {long:,} to {short:,} steps of history",
+        round(statistics.median(map(truediv, behind, before)), 3),
+        most=1.2,
+        unit="x",
     )
     measured.lines += [
         "",
