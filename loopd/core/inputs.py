@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from loopd.core.conversation import AgentReply, AgentRequest, StepDone, TurnEnd
+from loopd.core.rules import Finding
 from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol.events import Event, Usage
@@ -146,6 +147,13 @@ class RetryReported(_Input, frozen=True, kw_only=True):
     delay_ms: int
 
 
+class StreamJudged(_Input, frozen=True, kw_only=True):
+    """The stream of turn `n`'s running step goes in circles; it is being cancelled."""
+
+    n: int
+    finding: Finding
+
+
 class AgentAsked(_Input, frozen=True, kw_only=True):
     """The agent of turn `n` used one of loopd's own tools."""
 
@@ -217,6 +225,7 @@ Input = (
     | ResumeRequested
     | StepReported
     | RetryReported
+    | StreamJudged
     | AgentAsked
     | EffectIntended
     | EffectEnded

@@ -14,7 +14,7 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, continuation, controls, gate, occurrences, recovery
+from loopd.core import agent_tools, continuation, controls, gate, ladder, occurrences, recovery
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
@@ -39,17 +39,21 @@ from loopd.core.inputs import (
     ResumeRequested,
     RetryReported,
     StepReported,
+    StreamJudged,
     SuspendRequested,
     Ticked,
     TurnEnded,
     UnsuspendRequested,
 )
+from loopd.core.rules import Verdicts
 from loopd.core.state import Session
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import SOURCE_POLICIES
 
-TURN_INPUTS = frozenset({StepReported, TurnEnded, AgentAsked, RetryReported, EffectIntended, EffectEnded})
+TURN_INPUTS = frozenset(
+    {StepReported, TurnEnded, AgentAsked, RetryReported, StreamJudged, EffectIntended, EffectEnded}
+)
 """Inputs that speak for one turn and are stale when that turn is over."""
 
 
@@ -109,6 +113,8 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
                     n=given.n, attempt=given.attempt, cause=given.cause, delay_ms=given.delay_ms
                 )
             )
+        case StreamJudged():
+            ladder.act_on(decision, Verdicts(state=session.rules, findings=(given.finding,)))
         case AgentAsked():
             decision.reply = agent_tools.answer(decision, given.request)
         case EffectIntended():

@@ -132,11 +132,24 @@ class ChatDriver:
 
     async def _ask(self, client: httpx.AsyncClient, body: bytes, host: TurnHost) -> Answer:
         attempt = 1
+        chanted = False
+
+        def show(text: str) -> None:
+            if not host.delta(text):
+                raise CallFailed(
+                    Fault(
+                        cause="chanting",
+                        message="the answer says the same over and over",
+                        retryable=not chanted,
+                    )
+                )
+
         while True:
             try:
-                return await ask_model(client, self._url, body, host.delta, self._limits)
+                return await ask_model(client, self._url, body, show, self._limits)
             except CallFailed as error:
                 delay_ms = self._retry.delay_ms(error.fault, attempt, self._jitter())
+                chanted = chanted or error.fault.cause == "chanting"
                 if delay_ms is None:
                     raise
                 await host.retrying(attempt=attempt, cause=error.fault.cause, delay_ms=delay_ms)

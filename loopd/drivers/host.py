@@ -22,8 +22,8 @@ Monotonic = Callable[[], float]
 class TurnHost(Protocol):
     """What a driver may do while it takes a turn; see `loopd.engine.ports.TurnHost`."""
 
-    def delta(self, text: str) -> None:
-        """Show streamed text; cheap and lossy."""
+    def delta(self, text: str) -> bool:
+        """Show streamed text; cheap and lossy. False: cancel the stream and ask once more."""
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """A model call failed and is tried again after `delay_ms`."""

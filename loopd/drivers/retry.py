@@ -17,6 +17,7 @@ CAUSES: tuple[str, ...] = (
     "bad_response",
     "auth",
     "rejected",
+    "chanting",
 )
 """Why a model call failed. `rejected`: the endpoint understood and refused (4xx); a retry cannot help."""
 

@@ -8,7 +8,15 @@ import anyio
 import msgspec
 
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
-from loopd.core.inputs import AgentAsked, EffectEnded, EffectIntended, RetryReported, StepReported
+from loopd.core.inputs import (
+    AgentAsked,
+    EffectEnded,
+    EffectIntended,
+    RetryReported,
+    StepReported,
+    StreamJudged,
+)
+from loopd.core.rules.chanting import Chanting
 from loopd.engine import intake
 from loopd.engine.history import inline
 from loopd.engine.manifest import sha256
@@ -43,6 +51,7 @@ class LiveTurn:
         self.cut = False
         self.told_to_stop = False
         self.after: anyio.Event | None = None
+        self._chanting = Chanting(loop.settings.rules.chanting)
         self._chunks: list[str] = []
         self._chars = 0
 
@@ -53,15 +62,20 @@ class LiveTurn:
             self._chunks = ["".join(self._chunks)]
         return self._chunks[0] if self._chunks else ""
 
-    def delta(self, text: str) -> None:
+    def delta(self, text: str) -> bool:
         """See the port."""
         if self.cut or not text:
-            return
+            return True
         text = intake.readable(text)
         if self._chars < PARTIAL_CHARS:
             self._chunks.append(text[: PARTIAL_CHARS - self._chars])
             self._chars += len(text)
         self._loop.told(self.n, text)
+        found = self._chanting.feed(text)
+        if found is None:
+            return True
+        self._loop.apply(StreamJudged(n=self.n, finding=found))
+        return found.shadow
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """See the port."""
@@ -119,5 +133,6 @@ class LiveTurn:
             raise Refused("gate_closed", f"turn {self.n} was told to stop; it may not go on")
 
     def _forget_partial(self) -> None:
+        self._chanting = Chanting(self._loop.settings.rules.chanting)  # a new stream is judged anew
         self._chunks.clear()
         self._chars = 0

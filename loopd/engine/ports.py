@@ -35,8 +35,11 @@ class Clock(Protocol):
 class TurnHost(Protocol):
     """What a driver may do while it takes a turn."""
 
-    def delta(self, text: str) -> None:
-        """Show streamed text to live watchers. Lossy, synchronous, cheap; keeps the partial text."""
+    def delta(self, text: str) -> bool:
+        """Show streamed text to live watchers. Lossy, synchronous, cheap; keeps the partial text.
+
+        False: the stream goes in circles. Cancel it and ask once more; a second time, give the turn up.
+        """
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Tell that a model call failed and will be tried again after `delay_ms`."""

@@ -64,7 +64,7 @@ class RecordingHost:
         self._forbid = forbid
         self._on_delta = on_delta
 
-    def delta(self, text: str) -> None:
+    def delta(self, text: str) -> bool:
         """Keep streamed text."""
         self.log.append("delta")
         self.deltas.append(text)
@@ -72,6 +72,7 @@ class RecordingHost:
         self.spoke.set()
         if self._on_delta is not None:
             self._on_delta(text)
+        return True
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Keep a retry; the partial text of the failed attempt is forgotten."""

@@ -136,8 +136,10 @@ class _Listener:
     def __init__(self) -> None:
         self.text = ""
 
-    def delta(self, text: str) -> None:
+    def delta(self, text: str) -> bool:
         """Nobody watches."""
+        del text
+        return True
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Tell on stderr."""

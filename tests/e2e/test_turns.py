@@ -173,6 +173,39 @@ def test_a_dead_endpoint_closes_the_gate_and_at_its_deadline_the_session_goes_on
     daemon.verified(sid)
 
 
+def test_a_chanting_stream_is_cancelled_and_asked_again_once(daemon: Daemon) -> None:
+    chant = "and so it goes on and on, round and round again.\n" * 2_000
+    settings = {**BUSY, "gate.provider_backoff_ms": 60_000}
+    with endpoint([say(chant), say(chant), say("never asked for")]) as (model, _):
+        sid = daemon.chat(model.base_url, preset="hardened", set=settings)
+        daemon.call("send", sid, text="sing")
+        ended = daemon.until(sid, "turn.completed", within_s=60)
+        assert ended["b"]["outcome"] == "model_error"
+        found = daemon.events(sid, "degeneration.detected")
+        assert [(e["b"]["rule"], e["b"]["verdict"]) for e in found] == [("chanting", "warn")] * 2
+        assert [e["b"]["cause"] for e in daemon.events(sid, "provider.retrying")] == ["chanting"]
+        assert len(model.requests) == 2
+        kinds = {hold["cause"] for hold in daemon.call("why", sid)["holds"]}
+        assert kinds == {"chanting"}
+        first, second = found
+        assert first["seq"] < second["seq"] < ended["seq"]
+    daemon.verified(sid)
+
+
+def test_an_answer_that_only_starts_alike_is_left_alone(daemon: Daemon) -> None:
+    varied = "".join(
+        f"line {n} says what no other of these {n * 7} lines says: {n * n}\n" for n in range(600)
+    )
+    with endpoint([say(varied)]) as (model, _):
+        sid = daemon.chat(model.base_url, preset="hardened", set=BUSY)
+        daemon.call("send", sid, text="count")
+        ended = daemon.until(sid, "turn.completed", within_s=60)
+        assert ended["b"]["outcome"] == "completed"
+        assert daemon.events(sid, "degeneration.detected") == []
+        assert len(model.requests) == 1
+    daemon.verified(sid)
+
+
 def test_retry_after_is_honoured_by_the_gate(daemon: Daemon) -> None:
     with endpoint([fail(429, retry_after="120"), say("ok")]) as (model, _):
         sid = daemon.chat(model.base_url, goal="write", set=BUSY)
