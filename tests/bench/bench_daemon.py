@@ -80,7 +80,16 @@ class Load(asyncio.Protocol):
                 self.asked.pop(int(json.loads(line)["id"]), None)
         self.free.set()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The daemon gave this connection up: what was not answered counts as refused."""
+        self.refused += [b"connection closed"] * len(self.asked)
+        self.asked.clear()
+        self.free.set()
+
     def send(self, number: int, sid: str, due: float) -> None:
+        if self._transport.is_closing():
+            self.refused.append(b"connection closed")
+            return
         self.asked[number] = due
         frame = {
             "t": "cmd",
