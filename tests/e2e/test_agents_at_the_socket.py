@@ -29,10 +29,15 @@ HEIR = (
     "exec env -i {python} -c '\n"
     "import os, socket, sys\n"
     's = socket.socket(socket.AF_UNIX); s.connect("{socket}")\n'
-    'os.fork() and os._exit(0)\nfile = s.makefile("rwb")\n'
-    'file.write(b"{{\\"t\\":\\"hello\\",\\"v\\":[1,1]}}\\n"); file.flush(); file.readline()\n'
-    'file.write(b"{{\\"t\\":\\"cmd\\",\\"id\\":\\"1\\",\\"c\\":{{\\"t\\":\\"daemon.freeze\\"}}}}\\n"); file.flush()\n'
-    'open("out", "wb").write(file.readline()); open("code", "w").write("5")\' & while [ ! -e code ]; do sleep 0.05; done'
+    'os.fork() and os._exit(0)\nfile = s.makefile("rwb")\nanswer = b""\n'
+    "try:\n"
+    '    file.write(b"{{\\"t\\":\\"hello\\",\\"v\\":[1,1]}}\\n"); file.flush(); file.readline()\n'
+    '    file.write(b"{{\\"t\\":\\"cmd\\",\\"id\\":\\"1\\",\\"c\\":{{\\"t\\":\\"daemon.freeze\\"}}}}\\n"); file.flush()\n'
+    "    answer = file.readline()\n"
+    "except OSError: pass\n"
+    # the daemon may hang up before it is heard: that is a refusal as well
+    'open("out", "wb").write(answer or b"unauthenticated: hung up"); open("code.part", "w").write("5")\n'
+    'os.rename("code.part", "code")\' & while [ ! -e code ]; do sleep 0.05; done'
 )
 
 
