@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,8 @@ class Queries:
         sids = tuple(getattr(selector, "sids", ()) or ())
         labels = dict(getattr(selector, "labels", {}) or {})
         seq = self._store.head
+        # The head moves a step of the loop before the rows do; after one step they include all up to it.
+        await asyncio.sleep(0)
         rows = select(self._router, labels, sids, ended=bool(sids))
         return seq, [row_view(row) for row in rows]
 
