@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from loopd.core import continuation, ending, gate, goal, ladder, occurrences, provider, rules, stopping
+from loopd.core import continuation, ending, gate, goal, occurrences, rules
 from loopd.core.conversation import AgentReply
 from loopd.core.evolution import fold
 from loopd.core.inputs import (
@@ -20,8 +20,6 @@ from loopd.core.inputs import (
     GoalChangeRequested,
     House,
     StartTurn,
-    StepReported,
-    TurnEnded,
 )
 from loopd.core.state import Session, Waiting
 from loopd_protocol import events as ev
@@ -286,68 +284,6 @@ class Decision:
             )
         )
         self.effects.append(CancelTurn(turn.n, cause))
-
-    def stepped(self, given: StepReported) -> None:
-        """Record a step, act on what the rules found, show waiting notes to the model."""
-        turn, done = self.session.turn, given.done
-        assert turn is not None
-        found = self.judged(
-            ev.TurnStep(
-                n=turn.n,
-                step=turn.steps + 1,
-                total=self.session.steps + 1,
-                text=done.text,
-                text_blob=given.text_blob,
-                calls=done.calls,
-                usage=done.usage,
-                finish=done.finish,
-                tools_withheld=done.tools_withheld,
-                state_fingerprint=done.state_fingerprint,
-                request_sha256=done.request_sha256,
-                phase=self.session.phase or None,
-                compacted=done.compacted,
-            )
-        )
-        ladder.act_on(self, found)
-        stopping.act_on(self)
-        turn = self.session.turn
-        assert turn is not None
-        limit = turn.steps >= self.settings.turn.max_steps
-        self.stop = turn.stopping is not None or limit
-        if done.calls and not self.stop:
-            for waiting in self.session.inbox:
-                if waiting.source is Source.SYSTEM:
-                    self.emit(ev.EnvelopeDelivered(id=waiting.id, n=turn.n))
-
-    def turn_ended(self, given: TurnEnded) -> None:
-        """Record the end of a turn and go on with what waits."""
-        turn, end = self.session.turn, given.end
-        assert turn is not None
-        outcome: str = end.outcome
-        if turn.stopping is not None:
-            outcome = "stopped_by_rule"
-        elif turn.steps >= self.settings.turn.max_steps and outcome == "completed":
-            outcome = "step_limit"
-        found = self.judged(
-            ev.TurnCompleted(
-                n=turn.n,
-                outcome=outcome,
-                steps=turn.steps,
-                duration_ms=max(0, self.now - turn.started_ms),
-                error=end.error[:4_000],
-                near_misses=turn.near,
-            )
-        )
-        stopped_by = turn.stopping
-        if outcome in {"model_error", "failed"}:
-            provider.back_off(self, turn.trigger, end.cause or end.outcome, end.retry_after_ms)
-        if end.goal_complete and self.session.goal is not None and self.session.goal.status == "active":
-            self.emit(ev.GoalChanged(status="complete", origin="model", note="the script is at its end"))
-        if turn.passing and turn.progressed:
-            self.change_gate(gate.Open(("Degeneration",)), cause="progress", by="daemon")
-        for verdict in ladder.act_on(self, found):
-            stopped_by = verdict
-        self.after_turn(stopped_by)
 
     def after_turn(self, stopped_by: str | None) -> None:
         """Go on behind a turn: end, or wait, or take what waits."""

@@ -14,7 +14,7 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, continuation, controls, gate, ladder, occurrences, recovery
+from loopd.core import agent_tools, continuation, controls, gate, ladder, occurrences, recovery, turns
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
@@ -106,7 +106,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case ResumeRequested():
             controls.resume(decision, given)
         case StepReported():
-            decision.stepped(given)
+            turns.stepped(decision, given)
         case RetryReported():
             decision.emit(
                 ev.ProviderRetrying(
@@ -131,7 +131,7 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case EffectEnded():
             decision.emit(ev.EffectOutcome(id=_effect_id(session, given.call), outcome=given.outcome))
         case TurnEnded():
-            decision.turn_ended(given)
+            turns.ended(decision, given)
         case CutRequested():
             if given.n is None or (session.turn is not None and session.turn.n == given.n):
                 decision.cut(given.cause, by=given.by)
