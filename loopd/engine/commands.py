@@ -170,7 +170,7 @@ class Dispatcher:
         given = input_of(command, caller)
         before = loop.session
         if isinstance(command, cm.SessionResume) and before.status != "live":
-            self._router.revive(before)
+            self._router.directory.revive(before)
         result: Result = {}
 
         def describe(advanced: Advanced) -> Idempotency | None:

@@ -27,11 +27,11 @@ from loopd.core.passive import passive_row
 from loopd.core.settings import settings_of
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
+from loopd.engine.directory import Directory, unknown
 from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
-from loopd.engine.names import Names, room
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
@@ -83,21 +83,18 @@ class Router:
         self._end_leftovers = end_leftovers
         self.told: DeltaSink = on_delta
         self.timers = Timers(clock)
-        self.rows: dict[str, PassiveRow] = {}
+        self.directory = Directory(max_sessions)
+        self.rows = self.directory.rows
         self.frozen = False
         self.draining = False
         self.crash_loop_boots = crash_loop_boots
         self.recovered = 0
         self._default_preset = default_preset
         self._default_overrides = dict(default_overrides or {})
-        self._max_sessions = max_sessions
-        self._names = Names()
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._next_num = 1
-        self._live = 0
 
     @property
     def closed_by(self) -> str | None:
@@ -115,8 +112,7 @@ class Router:
         now = self.clock.now_ms()
         running = []
         for row in await self.store.directory():
-            self._remember(row)
-            self._next_num = max(self._next_num, row.num + 1)
+            self.directory.follow(row)
             if row.running:
                 running.append(row.sid)
             elif row.deadline_ms is not None:
@@ -170,16 +166,10 @@ class Router:
     # -- finding and loading ----------------------------------------------------------------
 
     def resolve(self, ref: str) -> str:
-        """The sid of a session by its sid or its name; a live one comes before an ended one.
-
-        Raises:
-            Refused: `not_found`.
-        """
-        if ref in self.rows:
-            return ref
-        sid = self._names.find(ref)
-        if sid is None or (sid not in self.rows and sid not in self._loaded):
-            raise Refused("not_found", f"no session {ref!r}; `loopctl ps` lists them", path="$.sid")
+        """The sid of a session that is stored or in memory; see `Directory.resolve`."""
+        sid = self.directory.resolve(ref)
+        if sid not in self.rows and sid not in self._loaded:  # its creation has only begun
+            raise unknown(ref)
         return sid
 
     async def loop_of(self, ref: str) -> SessionLoop:
@@ -246,7 +236,7 @@ class Router:
 
     def changed(self, loop: SessionLoop) -> None:
         """See `session_loop.Office`."""
-        self._remember(passive_row(loop.durable, closed_by=self.closed_by))
+        self.directory.follow(passive_row(loop.durable, closed_by=self.closed_by))
         self._rearm(loop.session.sid)
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
@@ -261,7 +251,7 @@ class Router:
             loop.turn.cut = True
             loop.turn.scope.cancel()
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
-            self._names.release(loop.session.name, loop.session.sid)
+            self.directory.names.release(loop.session.name, loop.session.sid)
             return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
@@ -270,23 +260,9 @@ class Router:
         if sid in self.rows:
             self.timers.arm(sid, self.rows[sid].deadline_ms)
 
-    def _remember(self, row: PassiveRow) -> None:
-        before = self.rows.get(row.sid)
-        was = before is not None and before.status == "live"
-        is_live = row.status == "live"
-        self._live += int(is_live) - int(was)
-        self.rows[row.sid] = row
-        self._names.follow(row)
-
     def rows_of(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
         """Rows of the named sessions, or of all."""
-        if sids is None:
-            return list(self.rows.values())
-        return [self.rows[sid] for sid in sids if sid in self.rows]
-
-    def revive(self, session: Session) -> None:
-        """An ended session is about to live again: it needs a place and its name; see `Names.take`."""
-        self._names.take(session.name, session.sid, live=self._live, most=self._max_sessions)
+        return self.directory.rows_of(sids)
 
     # -- creating -----------------------------------------------------------------------------
 
@@ -308,17 +284,10 @@ class Router:
         Raises:
             Refused: `already_exists`, `invalid` settings or driver, `overloaded`, storage codes.
         """
-        room(self._live, self._max_sessions)
         chosen = preset or self._default_preset
         merged = {**self._default_overrides, **overrides}
         settings_of(chosen, merged)
-        num, self._next_num = self._next_num, self._next_num + 1
-        sid = f"ses_{num:x}{random.getrandbits(32):08x}"
-        if name is None:
-            name = f"s{num}" if f"s{num}" not in self._names else f"s{num}-{random.getrandbits(32):08x}"
-        if name in self._names or name in self.rows:
-            raise Refused("already_exists", f"a live session is called {name!r}", path="$.name")
-        self._names.reserve(name, sid)
+        num, sid, name = self.directory.reserve(name)
         try:
             probe = self.make_driver(sid, driver, workspace)
             await probe.aclose()
@@ -340,7 +309,7 @@ class Router:
             key = answer(sid, name)
             pending = loop.created(created, first, now=now, principal=principal, idempotency=key)
         except BaseException:
-            self._names.release(name, sid)
+            self.directory.names.release(name, sid)
             raise
         with anyio.CancelScope(shield=True):
             await pending.committed()
