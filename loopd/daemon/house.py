@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows all rooms, and the life of one daemon.
+"""The life of one daemon: its rooms are opened in order, and closed in order.
 
 lock ─▶ journal open (new boot) ─▶ sessions recovered ─▶ sockets ─▶ READY ─▶ … ─▶ drain ─▶ closed
 """
@@ -24,6 +24,7 @@ import loopd
 from loopd import systemd
 from loopd.bus import Bus
 from loopd.config import Config
+from loopd.daemon import standing
 from loopd.drivers import end_leftovers, make_driver
 from loopd.engine.clock import SystemClock
 from loopd.engine.commands import Dispatcher
@@ -31,28 +32,21 @@ from loopd.engine.issues import file_missing
 from loopd.engine.ports import Driver
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
-from loopd.instance import InstanceLock
 from loopd.server.auth import PeerPolicy
 from loopd.server.http import serve_http
 from loopd.server.limits import SocketLimits
-from loopd.server.lineage import Lineage, adopt_orphans, close_memory, own_lineage, reap
+from loopd.server.lineage import Lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
 from loopd_protocol import events as ev
-from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd")
 
 DATABASE = "journal.sqlite"
 LAG_LIMIT_S = 1.0
 STALL_LIMIT_MS = 10_000
-SWITCH_INTERVAL_S = 0.0005
-"""Beside a busy event loop the journal's thread fell to 4 k rows/s; with this interval it held 45 k."""
-
 REAP_S = 30.0
-GC_THRESHOLDS = (20_000, 20, 20)
-"""Python's own (700, 10, 10) spent a fifth of a busy daemon's processor time looking for garbage."""
 
 
 class Daemon:
@@ -80,79 +74,34 @@ class Daemon:
         self._cut = 0
         self.stop_reason = ""
         self.budget_ms = config.drain.budget_ms
-        self._store: SqliteStore | None = None
-        self._bus: Bus | None = None
-        self._router: Router | None = None
-        self._server: UnixServer | None = None
+        self.store: SqliteStore | None = None
+        self.bus: Bus | None = None
+        self.router: Router | None = None
+        self.server: UnixServer | None = None
 
     # -- what others ask ----------------------------------------------------------------------
 
     def health(self) -> Sequence[str]:
         """Why the daemon is not ready; empty when it is."""
         reasons = [] if self.ready else ["starting"]
-        if self.stopping.is_set() or (self._router is not None and self._router.draining):
+        if self.stopping.is_set() or (self.router is not None and self.router.draining):
             reasons.append("draining")
-        if self._store is not None and self._store.refused is not None:
-            reasons.append(self._store.refused.code)
+        if self.store is not None and self.store.refused is not None:
+            reasons.append(self.store.refused.code)
         return reasons
 
     def healthy(self) -> bool:
         """Whether the watchdog may be fed: the loop turns, deadlines are looked at."""
-        timers_ok = self._router is None or self._router.timers.stalled_ms() < STALL_LIMIT_MS
+        timers_ok = self.router is None or self.router.timers.stalled_ms() < STALL_LIMIT_MS
         return self.lag.max_s < LAG_LIMIT_S and timers_ok
 
     def status(self) -> dict[str, Any]:
         """The answer to `daemon.status`."""
-        assert self._router is not None
-        assert self._store is not None
-        live = [row for row in self._router.rows.values() if row.status == "live"]
-        holds: dict[str, int] = {}
-        for row in live:
-            for kind in row.holds.split(",") if row.holds else ():
-                holds[kind] = holds.get(kind, 0) + 1
-        return {
-            "version": loopd.__version__,
-            "boot": self.boot,
-            "pid": os.getpid(),
-            "uptime_ms": self.clock.monotonic_ms() - self.started_ms,
-            "log": self._store.log_id,
-            "head": self._store.head,
-            "frozen": self._router.frozen,
-            "draining": self._router.draining,
-            "ready": not self.health(),
-            "reasons": list(self.health()),
-            "sessions": {
-                "live": len(live),
-                "ended": len(self._router.rows) - len(live),
-                "running": sum(1 for row in live if row.running),
-                "closed": sum(1 for row in live if row.holds),
-            },
-            "holds": holds,
-            "recovered": self._router.recovered,
-            "socket": os.path.abspath(self.socket),
-            "http": self.http,
-            "data": str(self.data),
-            # Said aloud, because people expect otherwise: see docs/explanation/security.md.
-            "isolation": "none",
-            "agents_refused": self.lineage is not None and sys.platform == "linux",
-        }
+        return standing.status(self)
 
     def gauges(self) -> Gauges:
         """What the metrics page shows of the daemon itself."""
-        assert self._router is not None
-        assert self._store is not None
-        assert self._bus is not None
-        return Gauges(
-            head=self._store.head,
-            uptime_ms=self.clock.monotonic_ms() - self.started_ms,
-            next_deadline_ms=self._router.timers.next_ms(),
-            frozen=self._router.frozen,
-            draining=self._router.draining,
-            bus_subscribers=0 if self._server is None else self._server.fanout.subscribers,
-            bus_lag_max=0 if self._server is None else self._server.fanout.lag_max,
-            wal_bytes=self._store.commits.wal_bytes,
-            loop_lag_s=self.lag.max_s,
-        )
+        return standing.gauges(self)
 
     def stop(self, reason: str, budget_ms: int | None) -> None:
         """Ask the daemon to end: `drain` lets turns finish within the budget, `stop` does not."""
@@ -176,9 +125,9 @@ class Daemon:
             now_ms=self.clock.now_ms(),
             max_bytes=config.store.max_bytes or None,
         ) as store:
-            self._store = store
-            self._bus = bus = Bus(log_id=store.log_id, head=store.head, pages=store)
-            self._router = router = Router(
+            self.store = store
+            self.bus = bus = Bus(log_id=store.log_id, head=store.head, pages=store)
+            self.router = router = Router(
                 store=store,
                 clock=self.clock,
                 make_driver=driver_for,
@@ -219,7 +168,7 @@ class Daemon:
                     tasks.start_soon(router.run)
                     if sock is None:
                         clear_stale(self.socket)
-                    self._server = server = UnixServer(
+                    self.server = server = UnixServer(
                         self.socket,
                         dispatcher,
                         bus,
@@ -344,43 +293,3 @@ def _policy(config: Config, lineage: Lineage | None) -> PeerPolicy:
 def _limits(config: Config) -> SocketLimits:
     limits = config.limits
     return SocketLimits(inflight=limits.inflight, subs=limits.subscriptions, connections=limits.connections)
-
-
-def run(config: Config) -> None:
-    """Run a daemon in the foreground until it is stopped.
-
-    Raises:
-        Refused: it could not start; nothing was changed.
-    """
-    if config.data is None:
-        raise Refused("invalid", "no data folder; expected `--data DIR` or `data` in the configuration")
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(*GC_THRESHOLDS)
-    with InstanceLock(Path(config.data)):
-        adopt_orphans()
-        close_memory()
-        anyio.run(_serve, config, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
-
-
-async def _serve(config: Config) -> None:
-    try:
-        await Daemon(config, lineage=own_lineage()).run()
-    except* Refused as group:
-        refusals = [error for error in _leaves(group) if isinstance(error, Refused)]
-        raise refusals[0] from None
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return leaves
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401, PLC0415
-    except ImportError:
-        logger.warning("uvloop is not installed; the standard event loop is used and is slower")
-        return False
-    return True
