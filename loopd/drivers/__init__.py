@@ -15,13 +15,22 @@ from loopd_protocol.commands import ChatSpec, DriverSpec, ScriptedSpec
 from loopd_protocol.errors import Refused
 
 if TYPE_CHECKING:
+    from loopd.drivers.fittings import Fittings
     from loopd.drivers.host import Driver
 
 __all__ = ["end_leftovers", "make_driver"]
 
 
-def make_driver(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
+def make_driver(
+    sid: str, spec: Mapping[str, Any], workspace: str | None, fittings: Fittings | None = None
+) -> Driver:
     """Build the driver of a session from its spec as stored in `session.created`.
+
+    Args:
+        sid: session.
+        spec: as stored.
+        workspace: absolute path, or None.
+        fittings: what the daemon lends to drivers; None where there is no daemon.
 
     Raises:
         Refused: `invalid` when it cannot work: an unknown kind or field, a script that is no
@@ -37,7 +46,7 @@ def make_driver(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Dri
         from loopd.drivers.scripted import ScriptedDriver  # noqa: PLC0415
 
         return ScriptedDriver(chosen)
-    return _chat(sid, chosen, workspace)
+    return _chat(sid, chosen, workspace, fittings)
 
 
 def end_leftovers(sids: Collection[str]) -> int:
@@ -47,10 +56,10 @@ def end_leftovers(sids: Collection[str]) -> int:
     return shell.end_leftovers(sids)
 
 
-def _chat(sid: str, spec: ChatSpec, workspace: str | None) -> Driver:
+def _chat(sid: str, spec: ChatSpec, workspace: str | None, fittings: Fittings | None) -> Driver:
     from loopd.drivers.chat import ChatDriver  # noqa: PLC0415
 
-    return ChatDriver(sid, spec, workspace)
+    return ChatDriver(sid, spec, workspace, fittings=fittings)
 
 
 def _check_workspace(workspace: str) -> None:

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from loopd.core.conversation import StepDone, TurnEnd, TurnRequest
+from loopd.drivers.fittings import Fittings
 from loopd.drivers.host import TurnHost
 from loopd.drivers.model import CallFailed, Limits, ask_model, open_client
 from loopd.drivers.retry import Fault, RetryPolicy
@@ -47,6 +48,7 @@ class ChatDriver:
         retry: when a failed call is tried again.
         limits: time and size of one call.
         jitter: random numbers in [0, 1).
+        fittings: what the daemon lends; None where there is none.
 
     Raises:
         Refused: `invalid` when the variable named by `api_key_env` is not set, or `base_url` is no address.
@@ -61,10 +63,13 @@ class ChatDriver:
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
         jitter: Callable[[], float] = random.random,
+        fittings: Fittings | None = None,
     ) -> None:
         self._spec = spec
-        self._retry = retry or RetryPolicy()
-        self._limits = limits or Limits()
+        self._fittings = fittings or Fittings()
+        settings = self._fittings.chat.with_limits(spec.limits)
+        self._retry = retry or settings.retry
+        self._limits = limits or settings.limits
         self._jitter = jitter
         self._url = completions_url(spec.base_url)
         self._toolbox = Toolbox(sid, workspace)

@@ -11,12 +11,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from loopd_protocol.access_commands import (
+    ACCESS_SCOPES,
+    CHANGED_BY_READERS,
+    READ_BY_ADMIN,
+    AnyAccessCommand,
+)
 from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq, SessionRef, Text
+from loopd_protocol.command import DAY_MS, Command, Labels, Page, Selector
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
 
 IDLE_MIN_S, IDLE_MAX_S = 60, 86_400
 WAKES_MAX = 8
-DAY_MS = 86_400_000
 
 HoldKind = Literal[
     "UserSuspend",
@@ -30,29 +36,6 @@ HoldKind = Literal[
     "CrashLoop",
     "Maintenance",
 ]
-LabelKey = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
-LabelValue = Annotated[str, Meta(max_length=128)]
-Labels = Annotated[dict[LabelKey, LabelValue], Meta(max_length=32)]
-Page = Annotated[int, Meta(ge=1, le=1_000)]
-
-
-class Command(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="t", forbid_unknown_fields=True, omit_defaults=True
-):
-    """Base of all commands."""
-
-    @property
-    def type(self) -> str:
-        """The dotted type, for example `goal.set`."""
-        return str(self.__struct_config__.tag)
-
-
-class Selector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which sessions: all conditions must hold; no condition selects every live session."""
-
-    labels: Labels = {}
-    sids: Annotated[tuple[SessionRef, ...], Meta(max_length=1_000)] = ()
-    ended: bool = False
 
 
 # -- drivers ----------------------------------------------------------------------------------
@@ -73,6 +56,74 @@ class ScriptedSpec(
     delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
 
 
+EnvName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+
+
+class McpServer(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """An MCP server whose tools a chat session offers to its model as `NAME__TOOL`.
+
+    Either `command` (started by loopd, stdio) or `url` (streamable HTTP).
+
+    Attributes:
+        env: names of variables of the daemon that the server gets besides the usual ones; values are
+            never written into a spec.
+        token_env: name of the variable whose value is sent as bearer token to `url`.
+        allow: tools that are offered; empty for all.
+        timeout_s: of one call.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,31}\Z")]
+    command: Annotated[str, Meta(min_length=1, max_length=4_096)] | None = None
+    args: Annotated[tuple[Annotated[str, Meta(max_length=8_192)], ...], Meta(max_length=100)] = ()
+    env: Annotated[tuple[EnvName, ...], Meta(max_length=64)] = ()
+    url: Annotated[str, Meta(max_length=2_048, pattern=r"^https?://")] | None = None
+    token_env: EnvName | None = None
+    allow: Annotated[tuple[Label, ...], Meta(max_length=256)] = ()
+    timeout_s: Annotated[int, Meta(ge=1, le=3_600)] = 120
+
+
+class ChatLimits(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Bounds of one chat session; what is not set is as `[drivers.chat]` of the daemon has it.
+
+    Attributes:
+        retries: how often a failed model call is tried again; 0 for never.
+        base_ms, cap_ms: wait before the first retry, and the longest one.
+        patience_ms: longest `Retry-After` that is waited for inside a turn.
+        connect_s, first_s, silence_s: longest wait for a connection, for the first byte of an answer,
+            and for the next byte.
+        answer_chars: an answer is cut here.
+        tool_timeout_s: of a shell command that names none.
+        tool_parallel: calls of one answer that run at the same time.
+        tool_result_chars: a longer result is cut in the middle before it goes to the model.
+        compact_percent: share of the context from which on it is compacted; 0 for never.
+    """
+
+    retries: Annotated[int, Meta(ge=0, le=100)] | None = None
+    base_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+    cap_ms: Annotated[int, Meta(ge=1, le=3_600_000)] | None = None
+    patience_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
+    connect_s: Annotated[int, Meta(ge=1, le=600)] | None = None
+    first_s: Annotated[int, Meta(ge=1, le=86_400)] | None = None
+    silence_s: Annotated[int, Meta(ge=1, le=86_400)] | None = None
+    answer_chars: Annotated[int, Meta(ge=1_024, le=100_000_000)] | None = None
+    tool_timeout_s: Annotated[int, Meta(ge=1, le=3_600)] | None = None
+    tool_parallel: Annotated[int, Meta(ge=1, le=64)] | None = None
+    tool_result_chars: Annotated[int, Meta(ge=1_024, le=10_000_000)] | None = None
+    compact_percent: Annotated[int, Meta(ge=0, le=100)] | None = None
+
+
 class ChatSpec(
     msgspec.Struct,
     frozen=True,
@@ -81,13 +132,20 @@ class ChatSpec(
     tag="chat",
     forbid_unknown_fields=True,
 ):
-    """Drives an OpenAI-compatible chat-completions endpoint.
+    """Drives a model endpoint: chat-completions, Anthropic messages, or OpenAI responses.
 
     Attributes:
-        base_url: ends before `/chat/completions`, for example `http://127.0.0.1:8080/v1`.
+        base_url: ends before `/chat/completions`, `/messages` or `/responses`, for example
+            `http://127.0.0.1:8080/v1`.
         api_key_env: name of the environment variable with the key, never the key itself.
         temperature_milli: sampling temperature in thousandths, or None for the server's default.
+        context_bytes: text that is kept of the conversation; the oldest goes first.
+        context_tokens: window of the model, if known; then compaction goes by tokens as reported.
         tools: offer tools to the model at all.
+        api: how the endpoint is spoken to.
+        mcp_servers: whose tools are offered besides loopd's own; needs `loopd[mcp]`.
+        limits: times, retries and sizes that differ from the daemon's.
+        proxy: let calls go through the daemon's proxy, which records their exact bytes.
     """
 
     base_url: Annotated[str, Meta(min_length=1, max_length=2_048, pattern=r"^https?://")]
@@ -99,6 +157,11 @@ class ChatSpec(
     context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 200_000
     tools: bool = True
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    api: Literal["chat-completions", "messages", "responses"] = "chat-completions"
+    context_tokens: Annotated[int, Meta(ge=256, le=100_000_000)] | None = None
+    mcp_servers: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
+    limits: ChatLimits | None = None
+    proxy: bool = False
 
 
 DriverSpec = ScriptedSpec | ChatSpec
@@ -457,6 +520,7 @@ AnyCommand = (
     | DaemonDrain
     | DaemonStop
     | Batch
+    | AnyAccessCommand
 )
 
 COMMAND_TYPES: dict[str, type[Command]] = {str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__}
@@ -501,9 +565,12 @@ SCOPES: dict[str, str] = {
     "daemon.drain": "admin",
     "daemon.stop": "admin",
     "batch": "read",
+    **ACCESS_SCOPES,
 }
 """Scope that a principal needs for a command; a `batch` also needs the scope of its inner command."""
 
 MUTATING: frozenset[str] = frozenset(
-    name for name, scope in SCOPES.items() if scope not in {"read", "read.content"}
+    {name for name, scope in SCOPES.items() if scope not in {"read", "read.content"}}
+    - READ_BY_ADMIN
+    | CHANGED_BY_READERS
 )

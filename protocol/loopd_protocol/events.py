@@ -11,19 +11,11 @@ from typing import Any
 
 import msgspec
 
+from loopd_protocol.access_events import AnyAccessEvent
 from loopd_protocol.bounds import AtMs, Count, Digest, DurationMs, Key, Label, Name, Reason, Signed, Text
+from loopd_protocol.event import Event
 from loopd_protocol.holds import AnyHold
 from loopd_protocol.sources import Source, Trigger
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", omit_defaults=True):
-    """Base of all payloads."""
-
-    @property
-    def kind(self) -> str:
-        """The dotted kind, for example `gate.changed`."""
-        return str(self.__struct_config__.tag)
-
 
 # -- sessions ---------------------------------------------------------------------------------
 
@@ -303,6 +295,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
         request_sha256: digest of the exact request bytes, or None where a driver has no such bytes.
         compacted: the driver compacted the context before this step.
         skipped_rules: rules that raised or took too long on this step; they did not see it.
+        tools_sha256: blob with the tool schemas exactly as they were offered, None for none.
     """
 
     n: Count
@@ -319,6 +312,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
     phase: Label | None = None
     compacted: bool = False
     skipped_rules: tuple[Label, ...] = ()
+    tools_sha256: Digest | None = None
 
 
 class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
@@ -329,6 +323,8 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
             failed`.
         near_misses: by rule, how often it came within three quarters of its soft threshold.
         skipped_rules: rules that raised or took too long on this turn; they did not see its end.
+        cause: for `model_error` and `failed`: what it was, for example `rate_limited`,
+            `unreachable`, `auth`, `bad_response`, `error_prose`, `context_overflow`.
     """
 
     n: Count
@@ -338,6 +334,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     error: Reason = ""
     near_misses: dict[Label, Count] = {}
     skipped_rules: tuple[Label, ...] = ()
+    cause: Label = ""
 
 
 class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
@@ -368,6 +365,70 @@ class ProviderRetrying(Event, frozen=True, kw_only=True, tag="provider.retrying"
     attempt: Count
     cause: Label
     delay_ms: DurationMs
+
+
+class ModelCalled(Event, frozen=True, kw_only=True, tag="model.called"):
+    """A model call went through the proxy and ended, in whatever way.
+
+    Attributes:
+        n: turn that ran when it left.
+        api: `chat-completions | messages | responses`.
+        model: as the request names it.
+        outcome: `ok`; `error` (the endpoint failed or could not be reached); `cut` (the agent or the
+            daemon broke it off); `paused` (the proxy answered itself, nothing was sent).
+        cause: for `error` and `paused`: why.
+        status: HTTP status that the agent got; 0 when none was sent.
+        request_sha256, response_sha256: of the exact bytes of the bodies.
+        stored: the bodies are blobs under these digests.
+        first_ms: until the first byte of the answer's body.
+        usage: as reported, or estimated from the sizes.
+        repeats: for `paused`: how many further calls of the turn were answered like this before.
+    """
+
+    n: Count
+    api: Label
+    model: Label = ""
+    outcome: Label = "ok"
+    cause: Label = ""
+    status: Count = 0
+    request_sha256: Digest = ""
+    request_bytes: Count = 0
+    response_sha256: Digest = ""
+    response_bytes: Count = 0
+    stored: bool = False
+    usage: Usage | None = None
+    first_ms: DurationMs = 0
+    duration_ms: DurationMs = 0
+    repeats: Count = 0
+
+
+class ContextCompacted(Event, frozen=True, kw_only=True, tag="context.compacted"):
+    """The context of the running turn was made smaller; later requests are built from what is left.
+
+    First texts of tool results (and of the calls' arguments) of messages before `results_before_ss`
+    are shortened to `result_chars`; then messages up to `upto_ss` are replaced by one with `summary`.
+
+    Attributes:
+        n: turn; `reason`: `window` (it grew over the configured share) or `overflow` (the endpoint
+            refused it as too long).
+        before_sha256, after_sha256: digests over the messages before and after.
+        usage: of the model call that wrote the summary.
+    """
+
+    n: Count
+    reason: Label
+    before_sha256: Digest
+    after_sha256: Digest
+    before_messages: Count = 0
+    after_messages: Count = 0
+    before_bytes: Count = 0
+    after_bytes: Count = 0
+    results_before_ss: Count = 0
+    result_chars: Count = 0
+    upto_ss: Count = 0
+    summary: Text = ""
+    summary_blob: Digest | None = None
+    usage: Usage | None = None
 
 
 # -- goal, phases, progress -------------------------------------------------------------------
@@ -549,6 +610,8 @@ AnyEvent = (
     | TurnCompleted
     | TurnInterrupted
     | ProviderRetrying
+    | ModelCalled
+    | ContextCompacted
     | GoalChanged
     | AgentReported
     | PhaseClamped
@@ -563,6 +626,7 @@ AnyEvent = (
     | DaemonFrozen
     | DaemonUnfrozen
     | CommandDenied
+    | AnyAccessEvent
 )
 
 EVENT_TYPES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__}

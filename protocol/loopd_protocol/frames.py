@@ -73,12 +73,14 @@ class Hello(ClientFrame, frozen=True, kw_only=True, tag="hello"):
         v: lowest and highest protocol version that the client speaks.
         want: optional streams; `delta` is live text. Unknown words are skipped.
         enc: encoding of everything after this frame, in both directions.
+        auth: a bearer token, or a ticket on a WebSocket; it stands instead of what the kernel says.
     """
 
     v: tuple[Count, Count] = (PROTOCOL_VERSION, PROTOCOL_VERSION)
     client: Peer = Peer()
     want: Annotated[tuple[Label, ...], Meta(max_length=32)] = ()
     enc: Literal["json", "msgpack"] = "json"
+    auth: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
 
 class Cmd(ClientFrame, frozen=True, kw_only=True, tag="cmd", forbid_unknown_fields=True):

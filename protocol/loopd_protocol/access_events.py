@@ -1,0 +1,101 @@
+"""Events about tokens, consumers and webhooks: what the house tells of its doors."""
+
+from __future__ import annotations
+
+from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq
+from loopd_protocol.event import Event
+
+
+class TokenCreated(Event, frozen=True, kw_only=True, tag="token.created"):
+    """A token exists; `replaces` names the one that it was rotated from."""
+
+    kid: Key
+    scopes: tuple[Label, ...]
+    labels: dict[str, str] = {}
+    expires_ms: AtMs | None = None
+    note: Reason = ""
+    replaces: Label = ""
+    by: Label = ""
+
+
+class TokenRevoked(Event, frozen=True, kw_only=True, tag="token.revoked"):
+    """A token is worth nothing from `at_ms` on (0: from now on)."""
+
+    kid: Key
+    reason: Reason = ""
+    at_ms: AtMs = 0
+    by: Label = ""
+
+
+class ConsumerCreated(Event, frozen=True, kw_only=True, tag="consumer.created"):
+    """A named cursor exists; it began after `after`."""
+
+    name: Name
+    after: Seq
+    kinds: tuple[Label, ...] = ()
+    sids: tuple[Key, ...] = ()
+    by: Label = ""
+
+
+class ConsumerDeleted(Event, frozen=True, kw_only=True, tag="consumer.deleted"):
+    """A named cursor is forgotten."""
+
+    name: Name
+    by: Label = ""
+
+
+class WebhookCreated(Event, frozen=True, kw_only=True, tag="webhook.created"):
+    """Events go to a sink from now on. `origin` is scheme, host and port of its address; paths hold secrets."""
+
+    name: Name
+    origin: Label
+    format: Label
+    after: Seq
+    kinds: tuple[Label, ...] = ()
+    labels: dict[str, str] = {}
+    content: bool = False
+    by: Label = ""
+
+
+class WebhookDeleted(Event, frozen=True, kw_only=True, tag="webhook.deleted"):
+    """Nothing goes to this sink any more."""
+
+    name: Name
+    by: Label = ""
+
+
+class WebhookFailing(Event, frozen=True, kw_only=True, tag="webhook.failing"):
+    """A sink does not take event `seq`; it is tried again and later events wait. Said once, not at each try."""
+
+    name: Name
+    seq: Seq
+    error: Reason
+
+
+class WebhookRecovered(Event, frozen=True, kw_only=True, tag="webhook.recovered"):
+    """A failing sink takes events again, after `tries` attempts and `down_ms`."""
+
+    name: Name
+    tries: Count = 0
+    down_ms: Count = 0
+
+
+class WebhookDeadLetter(Event, frozen=True, kw_only=True, tag="webhook.dead_letter"):
+    """A sink refused event `seq` for good; it is kept aside and the next one is sent."""
+
+    name: Name
+    seq: Seq
+    error: Reason
+
+
+AnyAccessEvent = (
+    TokenCreated
+    | TokenRevoked
+    | ConsumerCreated
+    | ConsumerDeleted
+    | WebhookCreated
+    | WebhookDeleted
+    | WebhookFailing
+    | WebhookRecovered
+    | WebhookDeadLetter
+)
