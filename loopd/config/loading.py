@@ -268,6 +268,14 @@ def _contradictions(config: Config) -> Iterator[Refused]:
         settings_for(config.sessions.preset, config.session_overrides)
     except Refused as refused:
         yield Refused(refused.code, f"sessions: {refused.message}", path="$.sessions")
+    testing = config.testing
+    if not testing.enabled and (testing.failpoints or testing.clock_offset_file is not None):
+        yield Refused(
+            "invalid",
+            "testing: faults are asked for; expected `testing.enabled = true` beside them, and never where "
+            "work is done",
+            path="$.testing",
+        )
     path = config.socket_path
     if path is not None and len(os.fsencode(path)) > SOCKET_MAX_BYTES:
         yield Refused(

@@ -160,6 +160,36 @@ class Recovery(Section, frozen=True, kw_only=True):
             description="A session that was mid-turn in this many of the last 10 boots gets a `CrashLoop` hold; 0: never.",
         ),
     ] = 3
+    unstable_boots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="After so many starts within 15 minutes, the last one behind a crash, scheduled sources (cron, wake-ups) wait; 0: never.",
+        ),
+    ] = 3
+    unstable_wait_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="How long scheduled sources wait then.")
+    ] = 300
+
+
+class Testing(Section, frozen=True, kw_only=True):
+    """Faults on purpose, for tests of loopd itself. Everything here is refused unless `enabled`."""
+
+    enabled: Annotated[bool, Meta(description="Permit the keys below. Never set it where work is done.")] = (
+        False
+    )
+    failpoints: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="Points at which to die, stop or fail: `commit.written/effect.intent:kill@3`; see `loopd/failpoints.py`.",
+        ),
+    ] = ""
+    clock_offset_file: Annotated[
+        Path | None,
+        Meta(description="A file with milliseconds that are added to the wall clock, read each time."),
+    ] = None
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -181,6 +211,7 @@ class Config(Section, frozen=True, kw_only=True):
     log: Log = Log()
     metrics: MetricsSection = MetricsSection()
     recovery: Recovery = Recovery()
+    testing: Testing = Testing()
 
     @property
     def socket_path(self) -> str | None:

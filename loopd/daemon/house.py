@@ -21,12 +21,12 @@ import anyio.to_thread
 import msgspec
 
 import loopd
-from loopd import systemd
+from loopd import failpoints, systemd
 from loopd.bus import Bus
 from loopd.config import Config
 from loopd.daemon import standing
 from loopd.drivers import end_leftovers, make_driver
-from loopd.engine.clock import SystemClock
+from loopd.engine.clock import OffsetClock, SystemClock
 from loopd.engine.commands import Dispatcher
 from loopd.engine.issues import file_missing
 from loopd.engine.ports import Driver
@@ -65,7 +65,8 @@ class Daemon:
         self.socket = config.socket_path or str(self.data / "control.sock")
         self.http: str | None = None
         self.boot = f"boot_{secrets.token_hex(6)}"
-        self.clock = SystemClock()
+        moved_by = config.testing.clock_offset_file
+        self.clock = SystemClock() if moved_by is None else OffsetClock(moved_by)
         self.lag = LoopLag()
         self.started_ms = self.clock.monotonic_ms()
         self.ready = False
@@ -125,6 +126,9 @@ class Daemon:
             now_ms=self.clock.now_ms(),
             max_bytes=config.store.max_bytes or None,
         ) as store:
+            failpoints.arm(config.testing.failpoints)
+            if failpoints.armed:
+                failpoints.hit("boot.opened")
             self.store = store
             self.bus = bus = Bus(log_id=store.log_id, head=store.head, pages=store)
             self.router = router = Router(
@@ -162,6 +166,8 @@ class Daemon:
                     if self.lineage is not None:
                         tasks.start_soon(_reap)
                     await router.open(turns, frozen=store.frozen is not None)
+                    if failpoints.armed:
+                        failpoints.hit("boot.recovered")
                     await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
@@ -184,6 +190,8 @@ class Daemon:
                     if config.http.listen is not None:
                         await self._open_http(tasks, metrics)
                     await router.say(self._started(router, store), principal="daemon")
+                    if failpoints.armed:
+                        failpoints.hit("boot.ready")
                     self._announce()
                     tasks.start_soon(systemd.feed_watchdog, self.healthy)
                     await self.stopping.wait()
@@ -245,6 +253,8 @@ class Daemon:
     async def _drain(self, router: Router, turns: anyio.abc.TaskGroup) -> None:
         """Take no new work, let turns finish within the budget, interrupt the rest."""
         router.draining = True
+        if failpoints.armed:
+            failpoints.hit("drain.begun")
         systemd.notify("STOPPING=1\nSTATUS=draining")
         logger.info("draining", extra={"running": len(router.running()), "budget_ms": self.budget_ms})
         with anyio.move_on_after(self.budget_ms / 1_000):

@@ -17,6 +17,23 @@ class SystemClock:
         return time.monotonic_ns() // 1_000_000
 
 
+class OffsetClock(SystemClock):
+    """The system clock moved by what a file says: jumps of the wall clock, for tests of whole daemons."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset_ms = 0
+
+    def now_ms(self) -> int:
+        """The wall clock plus the milliseconds in the file; a file that is no number changes nothing."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                self._offset_ms = int(file.read(32))
+        except (OSError, ValueError):
+            pass  # missing, or being written
+        return super().now_ms() + self._offset_ms
+
+
 class ManualClock:
     """Virtual time: moves only when told. `loopd.testing` and simulations use it."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from loopd import failpoints
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
 from loopd.core.inputs import (
     AgentAsked,
@@ -98,10 +99,14 @@ class LiveTurn:
         if done.stop:
             raise Refused("gate_closed", "the turn is over; the tool must not run")
         self.phase = "tool"
+        if failpoints.armed:
+            failpoints.hit("tool.before", (call.name,))
 
     async def outcome(self, call: ToolCall, outcome: str) -> None:
         """See the port."""
         self.phase = "model"
+        if failpoints.armed:
+            failpoints.hit("tool.after", (call.name,))
         await self._loop.apply(
             EffectEnded(n=self.n, call=intake.effect_key(call), outcome=outcome)
         ).committed()

@@ -18,6 +18,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
+from loopd import failpoints
 from loopd.core.conversation import Message, TurnEnd, TurnRequest
 from loopd.core.inputs import (
     Advanced,
@@ -343,6 +344,8 @@ class SessionLoop:
                     self._driver = self._office.make_driver(
                         self.session.sid, self.session.driver, self.session.workspace
                     )
+                if failpoints.armed:
+                    failpoints.hit("turn.driver")
                 return await self._driver.take_turn(turn.request, turn)
             except Refused as refusal:
                 if turn.told_to_stop:

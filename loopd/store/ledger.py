@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from loopd import failpoints
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import chain
 from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
@@ -42,7 +43,12 @@ JOURNAL_COLUMNS = (
     "sh",
 )
 JOURNAL = Table("journal", JOURNAL_COLUMNS)
-BLOB = Table("blob", ("sha", "codec", "len", "data"), ("sha",), "NOTHING")
+BLOB = Table(
+    "blob",
+    ("sha", "at_ms", "used_ms", "codec", "len", "data"),
+    ("sha",),
+    "used_ms = max(used_ms, excluded.used_ms)",
+)
 IDEMPOTENCY = Table("idempotency", ("principal", "key", "command_sha256", "result", "seq", "at_ms"))
 IDEMPOTENCY_KEPT_MS = 7 * 86_400_000
 
@@ -51,6 +57,9 @@ _TIPS_KEPT = 16_384
 
 _BLOBS_KEPT = 8_192
 """Digests that are known to be stored: system prompts and tool schemas come again with each turn."""
+
+BLOB_USE_MS = 86_400_000
+"""How old the noted use of a blob may be before it is noted again: retention must not delete what is in use."""
 
 _PAYS = 0.9
 """A blob is stored compressed when that takes at most this share of its bytes."""
@@ -140,7 +149,7 @@ class Ledger:
         self.frozen: bytes | None = None
         self.broken: Refused | None = None
         self._known: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
-        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._stored: OrderedDict[str, int] = OrderedDict()
 
     def commit(self, items: Sequence[Item]) -> None:
         """Commit all items in one transaction; those that cannot be stored get a `failure`.
@@ -166,11 +175,15 @@ class Ledger:
         tips = _Tips(self.seq, self.h)
         rows: list[tuple[Any, ...]] = []
         plan = Plan()
+        if failpoints.armed:
+            failpoints.hit("commit.begin", _kinds(items))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             for item in items:
                 self._place(item, tips, rows, plan)
             self._write([item for item in items if item.failure is None], rows, plan)
+            if failpoints.armed:
+                failpoints.hit("commit.written", _kinds(items))
             self._connection.execute("COMMIT")
         except Exception as error:
             self._rollback()
@@ -179,6 +192,8 @@ class Ledger:
             if len(items) == 1 or of_the_storage(error):
                 raise
             return False
+        if failpoints.armed:
+            failpoints.hit("commit.done", _kinds(items))
         self._advance(tips, items, plan.frozen)
         return True
 
@@ -226,7 +241,10 @@ class Ledger:
             self._known.popitem(last=False)
         for item in items:
             if item.failure is None:
-                self._stored.update(dict.fromkeys(item.append.blobs))
+                for sha in item.append.blobs:
+                    if self._unused(sha, item.append.at_ms):
+                        self._stored[sha] = item.append.at_ms
+                        self._stored.move_to_end(sha)
         while len(self._stored) > _BLOBS_KEPT:
             self._stored.popitem(last=False)
         self.last_at_ms = max(self.last_at_ms, *(item.append.at_ms for item in items))
@@ -306,28 +324,35 @@ class Ledger:
         return (row[0], row[1]) if row else (0, chain.session_genesis(self.log_id, num))
 
     def _write(self, items: Sequence[Item], rows: list[tuple[Any, ...]], plan: Plan) -> None:
-        blobs: dict[str, bytes] = {}
+        blobs: dict[str, tuple[bytes, int]] = {}
         keys = []
         for item in items:
-            blobs.update(item.append.blobs)
+            for sha, content in item.append.blobs.items():
+                if self._unused(sha, item.append.at_ms):
+                    blobs[sha] = content, item.append.at_ms
             key = item.append.idempotency
             if key is not None:
                 last = item.first + len(item.bodies) - 1
                 keys.append((key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms))
-        fresh = [sha for sha in blobs if sha not in self._stored]
-        if fresh:
-            insert(self._connection, BLOB, [packed(sha, blobs[sha]) for sha in fresh])
+        if blobs:
+            insert(self._connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
         plan.write(self._connection)
         insert(self._connection, JOURNAL, rows)
         if keys:
             insert(self._connection, IDEMPOTENCY, keys)
+
+    def _unused(self, sha: str, at_ms: int) -> bool:
+        """Whether the use of a blob must be noted: it is new here, or was last noted long ago."""
+        noted = self._stored.get(sha)
+        return noted is None or at_ms - noted >= BLOB_USE_MS
 
     def probe(self, size: int) -> None:
         """Raise what a write of `size` bytes would meet; nothing is kept."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._connection.execute(
-                "INSERT INTO blob (sha, codec, len, data) VALUES (zeroblob(32), 'raw', ?, zeroblob(?))",
+                "INSERT INTO blob (sha, at_ms, used_ms, codec, len, data) "
+                "VALUES (zeroblob(32), 0, 0, 'raw', ?, zeroblob(?))",
                 (size, size),
             )
         finally:
@@ -344,7 +369,11 @@ class Ledger:
         return cursor.rowcount
 
 
-def packed(sha: str, content: bytes) -> tuple[bytes, str, int, bytes]:
+def _kinds(items: Sequence[Item]) -> set[str]:
+    return {fact.event.kind for item in items for fact in item.append.facts}
+
+
+def packed(sha: str, content: bytes, at_ms: int) -> tuple[bytes, int, int, str, int, bytes]:
     """A blob as stored: compressed where that pays.
 
     Raises:
@@ -356,8 +385,8 @@ def packed(sha: str, content: bytes) -> tuple[bytes, str, int, bytes]:
     if len(content) >= 256:
         small = zlib.compress(content, 1)
         if len(small) <= len(content) * _PAYS:
-            return found.digest(), "zlib", len(content), small
-    return found.digest(), "raw", len(content), content
+            return found.digest(), at_ms, at_ms, "zlib", len(content), small
+    return found.digest(), at_ms, at_ms, "raw", len(content), content
 
 
 def unpacked(codec: str, data: bytes) -> bytes:

@@ -25,6 +25,7 @@ import aiosqlite
 import anyio
 import msgspec
 
+from loopd import failpoints
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store.faults import refusal
 from loopd.store.hop import hop
@@ -202,6 +203,8 @@ class Writer:
 
     def _checkpoint(self, raw: sqlite3.Connection, mode: str) -> None:
         try:
+            if failpoints.armed:
+                failpoints.hit("checkpoint.before")
             self.ledger.forget_keys()
             row = raw.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         except sqlite3.Error as error:
@@ -209,6 +212,8 @@ class Writer:
             log.warning("checkpoint failed", extra={"error": str(error)})
             self._unfolded = CHECKPOINT_IDLE_BYTES / 2
             return
+        if failpoints.armed:
+            failpoints.hit("checkpoint.after")
         self.commits.checkpoints += 1
         _busy, frames, folded = row
         if self._folded_whole and self._unfolded:
@@ -256,3 +261,5 @@ class Writer:
                 log.exception("on_commit failed", extra={"seq": events[-1].seq})
         if self.on_group is not None:
             self.on_group(rows, seconds)
+        if failpoints.armed:
+            failpoints.hit("commit.told", {event.kind for event in events})
