@@ -1,0 +1,27 @@
+"""The verbs of `loopctl`: one row each with its arguments, examples and the function behind it.
+
+Parsers, help, shell completion and the reference are made from these tables, one module for each kind
+of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
+"""
+
+from loopd.cli.verbs import daemon, fleet, history, schedule, sessions
+from loopd.cli.verbs.verb import Verb
+
+__all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
+
+VERBS: dict[str, Verb] = {
+    **fleet.VERBS,
+    **sessions.VERBS,
+    **history.VERBS,
+    **schedule.VERBS,
+    **daemon.VERBS,
+}
+
+GROUPS = {
+    "gate": "look at a gate, extend or remove holds",
+    "goal": "set the goal and its status",
+    "cron": "jobs that send messages on time",
+    "inbox": "envelopes that wait",
+}
+DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list"}
+"""`loopctl inbox SID` is `loopctl inbox list SID`."""

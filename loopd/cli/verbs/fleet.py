@@ -1,0 +1,24 @@
+"""Verbs about all sessions: the first look."""
+
+from __future__ import annotations
+
+from loopd.cli import arguments as arg
+from loopd.cli import signatures as sign
+from loopd.cli.verbs.verb import Verb
+
+VERBS: dict[str, Verb] = {
+    "status": Verb(
+        "how the daemon is",
+        "fleet:status",
+        arg.nothing,
+        "loopctl status",
+        "loopctl status -o json | jq .holds",
+    ),
+    "ps": Verb(
+        "sessions: why and until when",
+        "fleet:ps",
+        sign.ps,
+        "loopctl ps --sort stagnation",
+        "loopctl ps -l team=web -o json",
+    ),
+}
