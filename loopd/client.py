@@ -36,6 +36,10 @@ READ_ONLY: frozenset[str] = frozenset(
         "report",
         "verify",
         "daemon.status",
+        "token.list",
+        "audit",
+        "consumer.list",
+        "webhook.list",
     }
 )
 """Commands that change nothing; every other one gets an idempotency key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ from loopd_protocol.commands import SCOPES, Batch, Command
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import Source
 
-ALL_SCOPES: frozenset[str] = frozenset(SCOPES.values()) | {"approve", "export", "metrics"}
+AGENT_SCOPE = "agent"
+ALL_SCOPES: frozenset[str] = (frozenset(SCOPES.values()) | {"approve", "export", "metrics"}) - {AGENT_SCOPE}
+"""What a person can be given. Only a hosted agent has `agent`, and nothing else."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,11 +22,17 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         principal: for example `uid:1000`, `token:ab12`.
         source: stamped on every envelope that this caller sends; never taken from the message.
+        labels: only sessions that have all of these exist for this caller.
+        kid: id of the token that it came with, or None.
+        session: for a hosted agent, the session that it may speak for.
     """
 
     principal: str
     scopes: frozenset[str]
     source: Source = Source.HUMAN
+    labels: Mapping[str, str] = {}
+    kid: str | None = None
+    session: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
