@@ -70,6 +70,7 @@ def connect(path: str) -> sqlite3.Connection:
     try:
         if path != ":memory:" and Path(path).stat().st_size == 0:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only a new file can still choose
         for pragma in _PRAGMAS:
             answer = connection.execute(pragma).fetchone()
             if pragma.startswith("PRAGMA journal_mode") and answer[0] not in ("wal", "memory"):

@@ -149,4 +149,54 @@ async def test_old_databases_open_migrate_and_verify(golden: Path, tmp_path: Pat
 
 def test_there_is_a_golden_database_for_each_schema() -> None:
     found = {int(path.name.split("_")[1].split(".")[0]) for path in GOLDEN.glob("schema_*.db.gz")}
-    assert found == {number for number, _ in migrations()}
+    newest = migrations()[-1][0]
+    assert found | {newest} == {number for number, _ in migrations()}
+
+
+def golden(schema: int, path: Path) -> Path:
+    path.write_bytes(gzip.decompress((GOLDEN / f"schema_{schema}.db.gz").read_bytes()))
+    return path
+
+
+def test_schema_1_is_brought_to_schema_2_whole_and_keeps_every_byte(tmp_path: Path) -> None:
+    path = golden(1, tmp_path / "journal.db")
+    connection = sqlite3.connect(path, isolation_level=None)
+    blobs = "SELECT id, sha, codec, len, data FROM blob ORDER BY id"
+    rows = "SELECT * FROM journal ORDER BY seq"
+    before = connection.execute(blobs).fetchall(), connection.execute(rows).fetchall()
+    last = connection.execute("SELECT max(at_ms) FROM journal").fetchone()[0]
+    assert version(connection) == 1
+    assert list(migrate(connection))[:1] == [2]
+    assert (connection.execute(blobs).fetchall(), connection.execute(rows).fetchall()) == before
+    # What was stored before anybody noted its use counts as used at the end of that log.
+    assert set(connection.execute("SELECT at_ms, used_ms FROM blob")) == {(last, last)}
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def test_an_upgrade_that_fails_halfway_leaves_schema_1_usable(tmp_path: Path, folder: Path) -> None:
+    path = golden(1, tmp_path / "journal.db")
+    second = next(folder.glob("0002_*.sql"))
+    second.write_text(f"{second.read_text()}\nINSERT INTO nowhere VALUES (1);")
+    connection = sqlite3.connect(path, isolation_level=None)
+    before = list(connection.iterdump())
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate(connection, folder=folder)
+    assert version(connection) == 1
+    assert list(connection.iterdump()) == before
+    assert list(migrate(connection))[:1] == [2]
+    connection.close()
+
+
+def test_a_schema_newer_than_ours_is_refused_before_anything_is_changed(tmp_path: Path, folder: Path) -> None:
+    path = golden(1, tmp_path / "journal.db")
+    for newer in sorted(folder.glob("*.sql"))[1:]:
+        newer.unlink()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA user_version = 2")
+    before = list(connection.iterdump())
+    with pytest.raises(Refused, match="schema 2; this loopd knows up to 1"):
+        migrate(connection, folder=folder)
+    assert list(connection.iterdump()) == before
+    connection.close()

@@ -1,0 +1,174 @@
+-- Schema 2: access tokens, consumers, webhooks, approvals, anchors, recovery, retention.
+--
+-- Unreleased: until it is, whoever needs a column edits this file in place and says so in its tests.
+-- The runner wraps this file in a transaction and sets user_version.
+
+-- -- access ---------------------------------------------------------------------------------------
+
+CREATE TABLE token (
+    id         INTEGER PRIMARY KEY,
+    kid        TEXT    NOT NULL UNIQUE,  -- the part of a bearer token that may be shown
+    sha256     BLOB    NOT NULL CHECK (length(sha256) = 32),
+    name       TEXT    NOT NULL,
+    principal  TEXT    NOT NULL,
+    scopes     TEXT    NOT NULL,         -- JSON array
+    selector   TEXT    NOT NULL,         -- JSON object; '{}' is every session
+    sid        TEXT,                     -- the one session of an agent's token
+    created_ms INTEGER NOT NULL,
+    created_by TEXT    NOT NULL,
+    expires_ms INTEGER,
+    revoked_ms INTEGER
+) STRICT;
+
+-- -- consumers and webhooks -------------------------------------------------------------------------
+
+CREATE TABLE consumer (
+    id         INTEGER PRIMARY KEY,
+    name       TEXT    NOT NULL UNIQUE,
+    principal  TEXT    NOT NULL,
+    log_id     TEXT    NOT NULL,
+    cursor     INTEGER NOT NULL,         -- last seq that was acknowledged
+    selector   TEXT    NOT NULL,
+    created_ms INTEGER NOT NULL,
+    acked_ms   INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE webhook (
+    id         INTEGER PRIMARY KEY,
+    name       TEXT    NOT NULL UNIQUE,
+    url        TEXT    NOT NULL,
+    secret     TEXT    NOT NULL,         -- of the signature; never shown again
+    selector   TEXT    NOT NULL,
+    enabled    INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL,
+    created_by TEXT    NOT NULL,
+    cursor     INTEGER NOT NULL,         -- last seq that was delivered or given up
+    attempts   INTEGER NOT NULL,         -- at what follows the cursor
+    next_ms    INTEGER,
+    last_ok_ms INTEGER,
+    last_error TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE dead_letter (
+    id       INTEGER PRIMARY KEY,
+    webhook  INTEGER NOT NULL REFERENCES webhook (id) ON DELETE CASCADE,
+    seq      INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    error    TEXT    NOT NULL,
+    at_ms    INTEGER NOT NULL,
+    UNIQUE (webhook, seq)
+) STRICT;
+
+-- -- approvals ----------------------------------------------------------------------------------------
+
+CREATE TABLE approval (
+    id          INTEGER PRIMARY KEY,
+    sid         INTEGER NOT NULL,
+    approval    TEXT    NOT NULL,
+    n           INTEGER NOT NULL,
+    tool        TEXT    NOT NULL,
+    asked_ms    INTEGER NOT NULL,
+    until_ms    INTEGER,
+    answer      TEXT    NOT NULL,        -- empty while it waits
+    by          TEXT    NOT NULL,
+    answered_ms INTEGER,
+    body        BLOB    NOT NULL,
+    UNIQUE (sid, approval)
+) STRICT;
+
+-- -- effects that somebody settled --------------------------------------------------------------------
+
+ALTER TABLE effect ADD COLUMN effect_key TEXT;           -- for tools that take one
+ALTER TABLE effect ADD COLUMN resolved_by TEXT;
+ALTER TABLE effect ADD COLUMN resolved_ms INTEGER;
+ALTER TABLE effect ADD COLUMN note TEXT;
+
+CREATE INDEX effect_uncertain ON effect (sid) WHERE outcome = 'uncertain';
+
+-- -- recovery and anchors -----------------------------------------------------------------------------
+
+CREATE TABLE recovery (
+    boot  INTEGER PRIMARY KEY,          -- boot.n
+    at_ms INTEGER NOT NULL,
+    body  BLOB    NOT NULL              -- what this boot found and did, JSON
+) STRICT;
+
+CREATE TABLE anchor (
+    seq       INTEGER PRIMARY KEY,
+    h         BLOB    NOT NULL CHECK (length(h) = 32),
+    at_ms     INTEGER NOT NULL,
+    key_id    TEXT    NOT NULL,
+    signature BLOB    NOT NULL
+) STRICT;
+
+-- -- retention ------------------------------------------------------------------------------------------
+
+-- A month of the log that has ended. Its head hash is in the log itself (segment.sealed).
+CREATE TABLE segment (
+    n          INTEGER PRIMARY KEY,
+    month      TEXT    NOT NULL,        -- 2026-11, UTC
+    first_seq  INTEGER NOT NULL,
+    last_seq   INTEGER NOT NULL CHECK (last_seq >= first_seq),
+    first_ms   INTEGER NOT NULL,
+    last_ms    INTEGER NOT NULL,
+    prev_h     BLOB    NOT NULL CHECK (length(prev_h) = 32),
+    head_h     BLOB    NOT NULL CHECK (length(head_h) = 32),
+    sealed_ms  INTEGER NOT NULL,
+    deleted_ms INTEGER                  -- its rows are gone, or are being deleted now
+) STRICT;
+
+-- Where the chain of a session goes on behind rows that were deleted with a segment.
+CREATE TABLE session_link (
+    sid      INTEGER NOT NULL,
+    segment  INTEGER NOT NULL REFERENCES segment (n),
+    first_ss INTEGER NOT NULL,
+    last_ss  INTEGER NOT NULL CHECK (last_ss >= first_ss),
+    prev_sh  BLOB    NOT NULL CHECK (length(prev_sh) = 32),
+    sh       BLOB    NOT NULL CHECK (length(sh) = 32),
+    PRIMARY KEY (sid, first_ss)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX session_link_segment ON session_link (segment);
+
+CREATE TABLE legal_hold (
+    sid    INTEGER PRIMARY KEY REFERENCES session (num),
+    since_ms INTEGER NOT NULL,
+    by     TEXT    NOT NULL,
+    reason TEXT    NOT NULL
+) STRICT;
+
+-- Content that was left standing below the level that is swept: of live contexts and held sessions.
+CREATE TABLE content_kept (
+    sid      INTEGER PRIMARY KEY,
+    first_ss INTEGER NOT NULL,
+    last_ss  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What the sweeper is at: it goes on here after a restart.
+CREATE TABLE sweep (
+    id         INTEGER PRIMARY KEY CHECK (id = 1),
+    content_seq INTEGER NOT NULL,       -- content is gone through this seq, but for content_kept
+    state      BLOB                     -- the range that is being worked on, JSON, or NULL
+) STRICT;
+
+INSERT INTO sweep (id, content_seq) VALUES (1, 0);
+
+-- The blobs anew, with the moment of their last use in front of their content: a column behind it could only
+-- be read through all of it.
+CREATE TABLE blob_2 (
+    id      INTEGER PRIMARY KEY,
+    sha     BLOB    NOT NULL UNIQUE CHECK (length(sha) = 32),
+    at_ms   INTEGER NOT NULL,           -- when it was stored first
+    used_ms INTEGER NOT NULL,           -- when it was last handed in, to a day
+    codec   TEXT    NOT NULL CHECK (codec IN ('raw', 'zlib')),
+    len     INTEGER NOT NULL,           -- bytes before compression
+    data    BLOB    NOT NULL
+) STRICT;
+
+INSERT INTO blob_2 (id, sha, at_ms, used_ms, codec, len, data)
+SELECT id, sha, last.at_ms, last.at_ms, codec, len, data
+FROM blob, (SELECT coalesce(max(at_ms), 0) AS at_ms FROM journal) AS last
+ORDER BY id;
+
+DROP TABLE blob;
+ALTER TABLE blob_2 RENAME TO blob;
