@@ -45,6 +45,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         tools_withheld: offer no tools in the first step.
         turns_seen: completed turns before this one (a script continues behind them).
         steps_seen: steps of all turns before this one.
+        fresh: how many of the last messages are this turn's own input.
+        memory: what the driver asked to be remembered.
     """
 
     sid: str
@@ -55,6 +57,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools_withheld: bool = False
     turns_seen: int = 0
     steps_seen: int = 0
+    fresh: int = 0
+    memory: dict[str, str] = {}
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +89,13 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
             assistant and tool messages as they were stored, then notices of the host. A driver
             sends these and nothing else, so that the request can be rebuilt from the journal.
         tools_withheld: offer no tools in the next step.
+        idle: the agent asked to idle in this turn; the turn ends now, like after `stop`.
     """
 
     stop: bool = False
     messages: tuple[Message, ...] = ()
     tools_withheld: bool = False
+    idle: bool = False
 
 
 Outcome = Literal["completed", "empty", "idle", "model_error", "stopped_by_rule", "deadline", "failed"]

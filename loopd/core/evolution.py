@@ -82,6 +82,8 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
             )
         case ev.SessionResumed():
             session = _resumed(session, event, at_ms)
+        case ev.DriverRemembered():
+            session = replace(session, memory=_remembered(session.memory, event))
         case ev.PhaseClamped():
             session = replace(session, stops=following.clamped(session.stops, event.edge))
         case _:
@@ -223,6 +225,11 @@ def _goal_changed(session: Session, event: ev.GoalChanged, at_ms: int) -> Sessio
     text = event.text if event.text is not None else ("" if old is None else old.text)
     goal = Goal(text=text, status=event.status, origin=event.origin, note=event.note, set_ms=at_ms)
     return replace(session, goal=goal, rules=state)
+
+
+def _remembered(memory: dict[str, str], event: ev.DriverRemembered) -> dict[str, str]:
+    rest = {key: value for key, value in memory.items() if key != event.key}
+    return {**rest, event.key: event.value} if event.value else rest
 
 
 def _cron_changed(session: Session, event: ev.CronChanged) -> Session:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from loopd.core.conversation import AgentReply, AgentRequest, StepDone, TurnEnd
-from loopd.core.rules import Finding
+from loopd.core.rules import Failure, Finding
 from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol.events import Event, Usage
@@ -161,6 +161,14 @@ class AgentAsked(_Input, frozen=True, kw_only=True):
     request: AgentRequest
 
 
+class Remembered(_Input, frozen=True, kw_only=True):
+    """The driver of turn `n` keeps a fact over restarts; an empty value forgets it."""
+
+    n: int
+    key: str
+    value: str
+
+
 class EffectIntended(_Input, frozen=True, kw_only=True):
     """A tool is about to run in turn `n`."""
 
@@ -225,6 +233,7 @@ Input = (
     | ResumeRequested
     | StepReported
     | RetryReported
+    | Remembered
     | StreamJudged
     | AgentAsked
     | EffectIntended
@@ -245,6 +254,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
         partial: text streamed so far in the running step, in case this input cuts the turn.
         phase: `model` or `tool`: what the running turn is doing.
         settings: the session's settings, whole.
+        failed: in a replay: rules that failed on this input when it was decided first.
     """
 
     settings: Settings
@@ -252,6 +262,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     partial: str = ""
     partial_blob: str | None = None
     phase: str = "unknown"
+    failed: tuple[Failure, ...] = ()
 
 
 class StartTurn(msgspec.Struct, frozen=True):

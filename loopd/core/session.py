@@ -36,6 +36,7 @@ from loopd.core.inputs import (
     InterruptRequested,
     Reconsidered,
     Recovered,
+    Remembered,
     ResumeRequested,
     RetryReported,
     StepReported,
@@ -52,7 +53,7 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.sources import SOURCE_POLICIES
 
 TURN_INPUTS = frozenset(
-    {StepReported, TurnEnded, AgentAsked, RetryReported, StreamJudged, EffectIntended, EffectEnded}
+    {StepReported, TurnEnded, AgentAsked, RetryReported, Remembered, StreamJudged, EffectIntended, EffectEnded}
 )
 """Inputs that speak for one turn and are stale when that turn is over."""
 
@@ -113,6 +114,9 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
                     n=given.n, attempt=given.attempt, cause=given.cause, delay_ms=given.delay_ms
                 )
             )
+        case Remembered():
+            if session.memory.get(given.key, "") != given.value:
+                decision.emit(ev.DriverRemembered(key=given.key, value=given.value))
         case StreamJudged():
             ladder.act_on(decision, Verdicts(state=session.rules, findings=(given.finding,)))
         case AgentAsked():

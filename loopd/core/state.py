@@ -96,6 +96,22 @@ class Wake(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expr: str | None = None
 
 
+class OpenEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool that was begun and of which no final outcome is known.
+
+    Attributes:
+        uncertain: the daemon died while it ran; a person has to find out.
+        repeatable: doing it again does no harm.
+    """
+
+    id: str
+    n: int
+    call: str
+    tool: str
+    repeatable: bool = False
+    uncertain: bool = False
+
+
 class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens so far; `barren` are those spent since the last progress."""
 
@@ -120,7 +136,11 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         crash_boots: numbers of the last boots that found this session in the middle of a turn.
         progress_ms: last moment of progress.
         stops: what the stop rules remember.
+        effects: tools that run, or of which nobody knows how they ended.
+        cron_seen: last due moment of each job that was accounted for, also of jobs that were removed: the
+            clock may go back.
         run: number of the run, from 1; a person who resumes an ended session begins the next one.
+        memory: what the session's driver keeps over restarts, by key.
         last_manual_ms: moment by which the last `cron run` goes; each run has its own.
     """
 
@@ -166,3 +186,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_ms: int = 0
     stops: StopState = StopState()
     run: int = 1
+    effects: tuple[OpenEffect, ...] = ()
+    cron_seen: dict[str, int] = {}
+    memory: dict[str, str] = {}

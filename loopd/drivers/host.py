@@ -25,6 +25,12 @@ class TurnHost(Protocol):
     def delta(self, text: str) -> bool:
         """Show streamed text; cheap and lossy. False: cancel the stream and ask once more."""
 
+    def frame(self, line: bytes) -> None:
+        """Keep a protocol message of a hosted agent: `> ` and what was sent, or `< ` and what came."""
+
+    async def remember(self, key: str, value: str) -> None:
+        """Keep a fact over restarts; it comes back as `TurnRequest.memory`. Durable when it returns."""
+
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """A model call failed and is tried again after `delay_ms`."""
 

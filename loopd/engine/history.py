@@ -161,6 +161,11 @@ class History:
             total -= self._sizes.pop(0)
             self._turns.pop(0)
 
+    @property
+    def newest(self) -> int:
+        """How many messages the newest turn has."""
+        return len(self._turns[-1]) if self._turns else 0
+
     def request(self, system: str) -> tuple[Message, ...]:
         """The whole context: the system prompt, then as many whole turns as fit, newest last."""
         total, first = 0, len(self._turns)

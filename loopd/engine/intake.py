@@ -83,6 +83,7 @@ def step(done: StepDone) -> StepDone:
             output_tokens=_count(usage.output_tokens),
             cached_tokens=_count(usage.cached_tokens),
             measured=usage.measured,
+            scope=label(usage.scope),
         )
     return replace(
         done,

@@ -13,12 +13,14 @@ from loopd.core.inputs import (
     AgentAsked,
     EffectEnded,
     EffectIntended,
+    Remembered,
     RetryReported,
     StepReported,
     StreamJudged,
 )
 from loopd.core.rules.chanting import Chanting
 from loopd.engine import intake
+from loopd.engine.frames import Frames
 from loopd.engine.history import inline
 from loopd.engine.manifest import sha256
 from loopd_protocol.errors import Refused
@@ -53,6 +55,7 @@ class LiveTurn:
         self.told_to_stop = False
         self.after: anyio.Event | None = None
         self._chanting = Chanting(loop.settings.rules.chanting)
+        self.frames = Frames()
         self._chunks: list[str] = []
         self._chars = 0
 
@@ -77,6 +80,14 @@ class LiveTurn:
             return True
         self._loop.apply(StreamJudged(n=self.n, finding=found))
         return found.shadow
+
+    def frame(self, line: bytes) -> None:
+        """See the port."""
+        self.frames.keep(line)
+
+    async def remember(self, key: str, value: str) -> None:
+        """See the port."""
+        await self._loop.apply(Remembered(n=self.n, key=key, value=value)).committed()
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """See the port."""
@@ -131,6 +142,7 @@ class LiveTurn:
             stop=advanced.stop,
             messages=pending.messages,
             tools_withheld=self._loop.session.withhold_tools,
+            idle=self._loop.session.idled,
         )
 
     def _refuse_after_stop(self) -> None:

@@ -41,6 +41,12 @@ class TurnHost(Protocol):
         False: the stream goes in circles. Cancel it and ask once more; a second time, give the turn up.
         """
 
+    def frame(self, line: bytes) -> None:
+        """Keep a protocol message of a hosted agent: `> ` and what was sent, or `< ` and what came."""
+
+    async def remember(self, key: str, value: str) -> None:
+        """Keep a fact over restarts; it comes back as `TurnRequest.memory`. Durable when it returns."""
+
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Tell that a model call failed and will be tried again after `delay_ms`."""
 

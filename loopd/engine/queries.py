@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -36,15 +36,22 @@ ANSWER_BYTES = 8 << 20
 
 Result = dict[str, Any]
 StatusSource = Callable[[], Result]
+AgentSource = Callable[[], Awaitable[list[Result]]]
+
+
+async def no_agents() -> list[Result]:
+    """A house that hosts no agents."""
+    return []
 
 
 class Queries:
     """Answers from rows, loaded sessions and the journal; changes nothing."""
 
-    def __init__(self, router: Router, status: StatusSource) -> None:
+    def __init__(self, router: Router, status: StatusSource, agents: AgentSource = no_agents) -> None:
         self._router = router
         self._store = router.store
         self._status = status
+        self._agents = agents
 
     async def answer(self, command: cm.Command) -> Answer:
         """Carry out one reading command."""
@@ -52,6 +59,8 @@ class Queries:
         match command:
             case cm.DaemonStatus():
                 result = self._status()
+            case cm.AgentsList():
+                result = {"agents": await self._agents()}
             case cm.SessionList():
                 result = await self._list(command)
             case cm.SessionGet():

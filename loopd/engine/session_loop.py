@@ -30,6 +30,7 @@ from loopd.core.inputs import (
     StepReported,
     TurnEnded,
 )
+from loopd.core.recorded import founding, marked
 from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
@@ -164,9 +165,11 @@ class SessionLoop:
         now = self._office.clock.now_ms()
         before = self.session
         with WATCH.watching() if isinstance(given, JUDGED) else nullcontext():
-            advanced = advance(before, given, now, self.house())
+            house = self.house()
+            advanced = advance(before, given, now, house)
         if not advanced.events:
             return Pending(advanced, ())
+        advanced = msgspec.structs.replace(advanced, events=marked(given, house, advanced.events))
         return self._write(
             before,
             advanced,
@@ -187,7 +190,7 @@ class SessionLoop:
         idempotency: Idempotency | None,
     ) -> Pending:
         """Write the creation of this session together with what follows from it at once."""
-        advanced = msgspec.structs.replace(extra, events=(event, *extra.events))
+        advanced = msgspec.structs.replace(extra, events=(founding(event), *extra.events))
         return self._write(None, advanced, now, principal, {}, idempotency, keeps_messages=False)
 
     def _write(  # noqa: PLR0917
@@ -210,6 +213,7 @@ class SessionLoop:
             ss += 1
             added = self.history.feed(event, ss, blobs)
             blob: str | None = None
+            event = self._with_frames(event, turn_n, blobs)  # noqa: PLW2901
             if isinstance(event, ev.TurnStarted):
                 turn_n = event.n
                 event, blob = self._with_manifest(event, after, blobs)  # noqa: PLW2901
@@ -247,6 +251,16 @@ class SessionLoop:
         pending.follow(future)
         return pending
 
+    def _with_frames(self, event: ev.Event, n: int | None, blobs: dict[str, bytes]) -> ev.Event:
+        """The event with what passed between the turn's driver and its agent since the last step."""
+        if not isinstance(event, ev.TurnStep | ev.TurnCompleted | ev.TurnInterrupted):
+            return event
+        if self.turn is None or self.turn.n != n or not (data := self.turn.frames.take()):
+            return event
+        digest = sha256(data)
+        blobs[digest] = data
+        return msgspec.structs.replace(event, frames=digest)
+
     def _with_manifest(
         self, event: ev.TurnStarted, after: Session, blobs: dict[str, bytes]
     ) -> tuple[ev.TurnStarted, str]:
@@ -260,6 +274,8 @@ class SessionLoop:
             tools_withheld=after.withhold_tools,
             turns_seen=event.n - 1,
             steps_seen=after.steps,
+            fresh=self.history.newest,
+            memory=after.memory,
         )
         self._starting[event.n] = request
         digest, more = self._manifests.of_turn(

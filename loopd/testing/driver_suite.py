@@ -57,6 +57,8 @@ class RecordingHost:
         self.retries: list[tuple[int, str, int]] = []
         self.effects: list[tuple[str, str]] = []
         self.asked: list[AgentRequest] = []
+        self.frames: list[bytes] = []
+        self.memory: dict[str, str] = {}
         self.spoke = anyio.Event()
         self.intended = anyio.Event()
         self._directives = list(directives or [])
@@ -73,6 +75,15 @@ class RecordingHost:
         if self._on_delta is not None:
             self._on_delta(text)
         return True
+
+    def frame(self, line: bytes) -> None:
+        """Keep a frame."""
+        self.frames.append(line)
+
+    async def remember(self, key: str, value: str) -> None:
+        """Keep a fact."""
+        await anyio.lowlevel.checkpoint()
+        self.memory[key] = value
 
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Keep a retry; the partial text of the failed attempt is forgotten."""

@@ -164,7 +164,54 @@ class ChatSpec(
     proxy: bool = False
 
 
-DriverSpec = ScriptedSpec | ChatSpec
+AgentEnv = Annotated[dict[EnvName, Annotated[str, Meta(max_length=8_192)]], Meta(max_length=64)]
+
+
+class AcpSpec(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="acp",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Hosts an agent that speaks the Agent Client Protocol on standard input and output.
+
+    Either `agent` or `command`. Without `model` and `base_url` the agent uses what its user set up.
+
+    Attributes:
+        agent: a kind that loopd knows (`loopctl agents` lists them), or the absolute path of a TOML
+            file that describes one.
+        command: command line of an agent of no known kind.
+        env: variables that the agent gets besides those of its kind.
+        model, base_url: the model, and the endpoint that serves it, for example
+            `http://127.0.0.1:8080/v1`.
+        api_key_env: name of the daemon's environment variable with the key, never the key itself.
+        context_tokens: window of the model, for agents that want to be told.
+        mode: session mode that is asked for; None for the unattended mode of the agent's kind.
+        system: told to the agent before its first prompt.
+        context_bytes: text of the conversation that is kept, to tell an agent that lost its own.
+        silence_s: an agent that says nothing for so long, while no tool runs, is given up; None for
+            what its kind has.
+        proxy: let its model calls go through the daemon's proxy, which records their exact bytes.
+    """
+
+    agent: Annotated[str, Meta(min_length=1, max_length=4_096)] | None = None
+    command: Annotated[tuple[Annotated[str, Meta(max_length=8_192)], ...], Meta(max_length=100)] = ()
+    env: AgentEnv = {}
+    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    base_url: Annotated[str, Meta(min_length=1, max_length=2_048, pattern=r"^https?://")] | None = None
+    api_key_env: Annotated[str, Meta(max_length=128)] | None = None
+    context_tokens: Annotated[int, Meta(ge=256, le=100_000_000)] | None = None
+    mode: Label | None = None
+    system: Text = ""
+    context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 200_000
+    silence_s: Annotated[int, Meta(ge=1, le=86_400)] | None = None
+    proxy: bool = False
+
+
+DriverSpec = ScriptedSpec | ChatSpec | AcpSpec
 
 
 # -- sessions ---------------------------------------------------------------------------------
@@ -434,6 +481,32 @@ class TurnGet(Command, frozen=True, kw_only=True, tag="turn.get"):
     step: Count = 1
 
 
+class EffectList(Command, frozen=True, kw_only=True, tag="effect.list"):
+    """→ `{"effects": […]}`: what tools were begun and how they ended, newest first.
+
+    `state`: `uncertain` (nobody knows, the default), `open` (begun and running), `any`.
+    """
+
+    sid: SessionRef | None = None
+    state: Literal["uncertain", "open", "any"] = "uncertain"
+    limit: Page = 100
+
+
+class EffectResolve(Command, frozen=True, kw_only=True, tag="effect.resolve"):
+    """Settles an uncertain effect: it `happened` or it did not. The model is told with its next turn."""
+
+    sid: SessionRef
+    id: Key
+    outcome: Literal["happened", "not_happened"]
+    note: Reason = ""
+
+
+class RecoveryGet(Command, frozen=True, kw_only=True, tag="recovery.get"):
+    """→ what boots found and did, newest first: `{"boots": [{"boot","at_ms",…}]}`."""
+
+    limit: Page = 1
+
+
 class Verify(Command, frozen=True, kw_only=True, tag="verify"):
     """→ a proof object: chains, contiguity, projections; with `suspended_since` contract 3."""
 
@@ -442,6 +515,10 @@ class Verify(Command, frozen=True, kw_only=True, tag="verify"):
 
 
 # -- daemon -----------------------------------------------------------------------------------
+
+
+class AgentsList(Command, frozen=True, kw_only=True, tag="agents.list"):
+    """→ `{"agents": […]}`: kinds of hosted agents, whether the daemon finds them, and their versions."""
 
 
 class DaemonStatus(Command, frozen=True, kw_only=True, tag="daemon.status"):
@@ -513,7 +590,11 @@ AnyCommand = (
     | InboxDrop
     | HistoryPage
     | TurnGet
+    | EffectList
+    | EffectResolve
+    | RecoveryGet
     | Verify
+    | AgentsList
     | DaemonStatus
     | DaemonFreeze
     | DaemonUnfreeze
@@ -558,7 +639,11 @@ SCOPES: dict[str, str] = {
     "inbox.drop": "control",
     "history.page": "read.content",
     "turn.get": "read.content",
+    "effect.list": "read",
+    "effect.resolve": "control",
+    "recovery.get": "read",
     "verify": "read",
+    "agents.list": "read",
     "daemon.status": "read",
     "daemon.freeze": "admin",
     "daemon.unfreeze": "admin",

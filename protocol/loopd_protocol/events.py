@@ -7,9 +7,10 @@ with a default. Moments are `…_ms` since the Unix epoch, durations `…_ms`, n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from loopd_protocol.access_events import AnyAccessEvent
 from loopd_protocol.bounds import AtMs, Count, Digest, DurationMs, Key, Label, Name, Reason, Signed, Text
@@ -228,12 +229,17 @@ class DetectorFailed(Event, frozen=True, kw_only=True, tag="detector.failed"):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one model call. `measured` is false when they were estimated."""
+    """Tokens of one model call. `measured` is false when they were estimated.
+
+    Attributes:
+        scope: what a hosted agent's numbers stand for: `turn` or `last_call`; empty for this call.
+    """
 
     input_tokens: Count = 0
     output_tokens: Count = 0
     cached_tokens: Count = 0
     measured: bool = True
+    scope: Label = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -247,6 +253,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         result_sha256, result_bytes: of the tool's whole output, before any truncation.
         masked_sha256: digest of the masked output when a rule asked for it.
         error_class: `infra | schema | denied | tool`, or None.
+        repeatable: running it twice is as good as running it once; so says the driver that knows the tool.
     """
 
     id: Label
@@ -261,6 +268,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_class: Label = "other"
     exit_code: Signed | None = None
     error_class: Label | None = None
+    repeatable: bool = False
 
 
 class TurnStarted(Event, frozen=True, kw_only=True, tag="turn.started"):
@@ -296,6 +304,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
         compacted: the driver compacted the context before this step.
         skipped_rules: rules that raised or took too long on this step; they did not see it.
         tools_sha256: blob with the tool schemas exactly as they were offered, None for none.
+        frames: SHA-256 of the protocol messages of a hosted agent since the last step, both ways.
     """
 
     n: Count
@@ -313,6 +322,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
     compacted: bool = False
     skipped_rules: tuple[Label, ...] = ()
     tools_sha256: Digest | None = None
+    frames: Digest | None = None
 
 
 class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
@@ -325,6 +335,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
         skipped_rules: rules that raised or took too long on this turn; they did not see its end.
         cause: for `model_error` and `failed`: what it was, for example `rate_limited`,
             `unreachable`, `auth`, `bad_response`, `error_prose`, `context_overflow`.
+        frames: SHA-256 of the protocol messages of a hosted agent since the last step, both ways.
     """
 
     n: Count
@@ -335,6 +346,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     near_misses: dict[Label, Count] = {}
     skipped_rules: tuple[Label, ...] = ()
     cause: Label = ""
+    frames: Digest | None = None
 
 
 class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
@@ -345,6 +357,7 @@ class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
         phase: `model`, `tool` or `unknown`.
         boot: for `crash`: number of the boot that found it.
         partial: text that had been streamed when it was cut.
+        frames: SHA-256 of the protocol messages of a hosted agent since the last step, both ways.
     """
 
     n: Count
@@ -356,6 +369,17 @@ class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
     duration_ms: DurationMs = 0
     boot: Count = 0
     by: Label = ""
+    frames: Digest | None = None
+
+
+class DriverRemembered(Event, frozen=True, kw_only=True, tag="driver.remembered"):
+    """A driver keeps a fact over restarts, for example the id that a hosted agent gave its session.
+
+    An empty value forgets the key.
+    """
+
+    key: Key
+    value: Annotated[str, Meta(max_length=4_096)] = ""
 
 
 class ProviderRetrying(Event, frozen=True, kw_only=True, tag="provider.retrying"):
@@ -533,7 +557,12 @@ class CronOccurrence(Event, frozen=True, kw_only=True, tag="cron.occurrence"):
 
 
 class EffectIntent(Event, frozen=True, kw_only=True, tag="effect.intent"):
-    """Written before a tool with outside effects runs."""
+    """Written before a tool with outside effects runs.
+
+    Attributes:
+        args_blob: SHA-256 of the arguments as JSON, in a blob: what the model asked for, should no step tell.
+        repeatable: as in the call; after a crash it is not uncertain, it may be done again.
+    """
 
     id: Key
     n: Count
@@ -541,13 +570,21 @@ class EffectIntent(Event, frozen=True, kw_only=True, tag="effect.intent"):
     tool: Label
     args_sha256: Digest
     tool_class: Label
+    args_blob: Digest | None = None
+    repeatable: bool = False
 
 
 class EffectOutcome(Event, frozen=True, kw_only=True, tag="effect.outcome"):
-    """Written after the tool ended: `ok`, `error`, `cancelled` or `uncertain`."""
+    """Written after the tool ended: `ok`, `error` or `cancelled`.
+
+    When the daemon died in between, the next one writes `interrupted` (repeatable: it may be done again)
+    or `uncertain`, which a person settles: a second outcome `happened` or `not_happened`.
+    """
 
     id: Key
     outcome: Label
+    by: Label = ""
+    note: Reason = ""
 
 
 # -- daemon -----------------------------------------------------------------------------------
@@ -562,6 +599,60 @@ class DaemonStarted(Event, frozen=True, kw_only=True, tag="daemon.started"):
     epoch: Count
     recovered: Count = 0
     clean: bool = True
+
+
+class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
+    """What a boot found and did; written before the daemon takes commands.
+
+    Attributes:
+        boot: number of the boot.
+        clean: the last daemon ended in order.
+        boots_recent: starts within the last 15 minutes, this one included.
+        sessions, ended: how many are live, how many have ended.
+        interrupted: sessions that were in the middle of a turn, by sid: number of the turn. At most 100 are
+            named here and below; the counts are whole.
+        uncertain: effects of which nobody knows whether they happened, by id: the session.
+        repeatable: effects that were cut and may simply be done again.
+        crash_loops: sessions that are held because the daemon keeps dying in them.
+        overdue: deadlines that passed meanwhile; `spread_ms`: over how long they are carried out.
+        refused: sessions whose stored state contradicts the journal, by sid: why.
+        scheduled_wait_until_ms: until when scheduled sources wait because of many starts, or None.
+        leftovers: processes of agents that were still running and were ended.
+    """
+
+    boot: Count
+    clean: bool
+    took_ms: DurationMs = 0
+    down_ms: DurationMs | None = None
+    boots_recent: Count = 1
+    sessions: Count = 0
+    ended: Count = 0
+    interrupted_count: Count = 0
+    interrupted: dict[Key, Count] = {}
+    uncertain_count: Count = 0
+    uncertain: dict[Key, Key] = {}
+    repeatable_count: Count = 0
+    crash_loops: tuple[Key, ...] = ()
+    overdue: Count = 0
+    spread_ms: DurationMs = 0
+    refused: dict[Key, Reason] = {}
+    scheduled_wait_until_ms: AtMs | None = None
+    leftovers: Count = 0
+
+
+class StorageChanged(Event, frozen=True, kw_only=True, tag="storage.changed"):
+    """The disk filled up, or has room again.
+
+    Attributes:
+        state: `full` or `writable`.
+        free_bytes: room on the file system as it was seen.
+        held: sessions that were given, or lost, a `Maintenance` hold.
+    """
+
+    state: Label
+    free_bytes: Count = 0
+    held: Count = 0
+    reason: Reason = ""
 
 
 class DaemonStopped(Event, frozen=True, kw_only=True, tag="daemon.stopped"):
@@ -609,6 +700,7 @@ AnyEvent = (
     | TurnStep
     | TurnCompleted
     | TurnInterrupted
+    | DriverRemembered
     | ProviderRetrying
     | ModelCalled
     | ContextCompacted
@@ -622,6 +714,8 @@ AnyEvent = (
     | EffectIntent
     | EffectOutcome
     | DaemonStarted
+    | DaemonRecovered
+    | StorageChanged
     | DaemonStopped
     | DaemonFrozen
     | DaemonUnfrozen
