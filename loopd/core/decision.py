@@ -76,7 +76,9 @@ class Decision:
         So the event says which rules saw it, and whoever folds it again comes to the same state, also
         with a daemon in which the rule does not fail.
         """
-        failures: tuple[rules.Failure, ...] = ()
+        failures = self.house.failed
+        if failures:
+            event = replace(event, skipped_rules=tuple(dict.fromkeys(f.rule for f in failures)))
         while True:
             session, found = fold(self.session, event, ss=self.session.ss + 1, at_ms=self.now)
             new = tuple(f for f in found.failures if f.rule not in event.skipped_rules)
@@ -326,8 +328,10 @@ class Decision:
         if unanswered:
             ending.denied(self)
             return
-        occurrences.fire_due(self)
+        if self.now >= self.house.scheduled_from_ms:
+            occurrences.fire_due(self)
         self.judge()
+        occurrences.coalesce(self)
         due = continuation.due(self.session, self.house)
         if due is not None and due <= self.now:
             self._start_turn(())

@@ -177,6 +177,8 @@ class EffectIntended(_Input, frozen=True, kw_only=True):
     tool: str
     args_sha256: str
     tool_class: str
+    args_blob: str | None = None
+    repeatable: bool = False
 
 
 class EffectEnded(_Input, frozen=True, kw_only=True):
@@ -185,6 +187,15 @@ class EffectEnded(_Input, frozen=True, kw_only=True):
     n: int
     call: str
     outcome: str
+
+
+class EffectResolved(_Input, frozen=True, kw_only=True):
+    """A person found out what became of an uncertain effect."""
+
+    by: str
+    id: str
+    outcome: Literal["happened", "not_happened"]
+    note: str = ""
 
 
 class TurnEnded(_Input, frozen=True, kw_only=True):
@@ -238,6 +249,7 @@ Input = (
     | AgentAsked
     | EffectIntended
     | EffectEnded
+    | EffectResolved
     | TurnEnded
     | CutRequested
     | Recovered
@@ -254,6 +266,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
         partial: text streamed so far in the running step, in case this input cuts the turn.
         phase: `model` or `tool`: what the running turn is doing.
         settings: the session's settings, whole.
+        scheduled_from_ms: cron and wake-ups wait until then: the daemon has just started too often.
         failed: in a replay: rules that failed on this input when it was decided first.
     """
 
@@ -262,6 +275,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     partial: str = ""
     partial_blob: str | None = None
     phase: str = "unknown"
+    scheduled_from_ms: int = 0
     failed: tuple[Failure, ...] = ()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from loopd.core.evolution import evolve
 from loopd.core.inputs import Advanced, GoalChangeRequested, House
+from loopd.core.recorded import marked
 from loopd.core.session import advance
 from loopd.core.settings import settings_for
 from loopd_protocol import events as ev
@@ -16,4 +19,5 @@ def founded(created: ev.SessionCreated, goal: str | None, *, now: int, closed_by
         return Advanced(session=session)
     house = House(settings=settings_for(created.preset, created.settings), closed_by=closed_by)
     asked = GoalChangeRequested(by=created.by, status="active", text=goal)
-    return advance(session, asked, now, house)
+    done = advance(session, asked, now, house)
+    return replace(done, events=marked(asked, house, done.events))

@@ -21,6 +21,8 @@ from loopd.core.inputs import (
     Ticked,
     TurnEnded,
 )
+from loopd.core.recorded import founding, marked
+from loopd.core.replay import Row, replay
 from loopd.core.session import advance, next_deadline
 from loopd.core.settings import settings_for
 from loopd.core.state import Session
@@ -67,7 +69,7 @@ class World:
         self.refolded: Session | None = None
         self.driving: int | None = None
         """The turn that a driver works on, as the effects say."""
-        self._record([created])
+        self._record([founding(created)])
         if goal is not None:
             self.apply(GoalChangeRequested(by="uid:1", status="active", text=goal))
 
@@ -80,14 +82,15 @@ class World:
         """Feed one input; raises `Refused` when the core does, after checking that nothing changed."""
         before, bytes_before = self.session, encode(self.session)
         try:
-            done = advance(before, given, self.now, self.house())
+            house = self.house()
+            done = advance(before, given, self.now, house)
         except Refused:
             assert encode(before) == bytes_before
             raise
         assert encode(before) == bytes_before, "the state before was changed"
         goal_before = before.goal
         self.session = done.session
-        self._record(done.events)
+        self._record(marked(given, house, done.events))
         self._effects(done)
         self._check_goal(given, goal_before, done)
         self.check()
@@ -246,6 +249,14 @@ class World:
         for ss, at_ms, body in self.events:
             session = evolve(session, ev.decode(body), ss=ss, at_ms=at_ms)
         assert session == self.session
+        self.replay()
+
+    def replay(self) -> None:
+        """The recorded inputs, decided again, make the same bytes."""
+        rows = [Row(ss, ss, at_ms, ev.decode(body).kind, body) for ss, at_ms, body in self.events]
+        outcome = replay(rows)
+        assert outcome.status == "same", outcome
+        assert outcome.events == len(rows)
 
     def crash(self) -> None:
         """Forget everything but the encoded state."""
