@@ -11,17 +11,18 @@ carries the mark: some leave their group on purpose. What a command starts in th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import anyio
 import anyio.abc
 import msgspec
+
+from loopd.drivers.marks import end_marked, signal_group
 
 KEPT_VARIABLES: tuple[str, ...] = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -30,7 +31,6 @@ KEPT_VARIABLES: tuple[str, ...] = (
 
 SESSION = "LOOPD_SESSION"
 MARK = "LOOPD_CALL"
-_LOOKS = 5
 OUTPUT_BYTES = 64 * 1024 * 1024
 """A command that writes more is ended: it will not stop by itself."""
 KEEP_BYTES = 16 * 1024
@@ -160,20 +160,14 @@ async def _follow(process: anyio.abc.Process, output: _Output) -> str | None:
 
 
 async def _end(process: anyio.abc.Process, mark: str) -> None:
-    _signal_group(process.pid, signal.SIGTERM)
+    signal_group(process.pid, signal.SIGTERM)
     if process.returncode is None:
         with anyio.move_on_after(TERM_GRACE_S):
             await process.wait()
-    _signal_group(process.pid, signal.SIGKILL)
-    _end_marked(lambda variables: f"{MARK}={mark}".encode() in variables)
+    signal_group(process.pid, signal.SIGKILL)
+    end_marked(lambda variables: f"{MARK}={mark}".encode() in variables)
     await process.wait()
     await process.aclose()
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    # The group's id is the leader's pid; it stays taken while any member lives.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def end_leftovers(sids: Collection[str]) -> int:
@@ -182,38 +176,11 @@ def end_leftovers(sids: Collection[str]) -> int:
     Only this user's processes are seen, and only where /proc exists (elsewhere: 0).
     """
     wanted = {f"{SESSION}={sid}".encode() for sid in sids}
-    return _end_marked(
-        lambda variables: (
-            not wanted.isdisjoint(variables)
-            and any(variable.startswith(f"{MARK}=".encode()) for variable in variables)
+    return len(
+        end_marked(
+            lambda variables: (
+                not wanted.isdisjoint(variables)
+                and any(variable.startswith(f"{MARK}=".encode()) for variable in variables)
+            )
         )
     )
-
-
-def _end_marked(carries: Callable[[list[bytes]], bool]) -> int:
-    """Kill every process whose environment is meant, again while a look still finds some: they fork."""
-    ended: set[int] = set()
-    for _ in range(_LOOKS):
-        found = [pid for pid, variables in _environments() if carries(variables)]
-        if not found:
-            break
-        ended.update(found)
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-    return len(ended)
-
-
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return
-    for name in names:
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as stream:
-                yield int(name), stream.read().split(b"\0")
-        except OSError:  # it ended, or belongs to somebody else
-            continue
