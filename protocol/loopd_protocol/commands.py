@@ -19,7 +19,10 @@ from loopd_protocol.access_commands import (
 )
 from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq, SessionRef, Text
 from loopd_protocol.command import DAY_MS, Command, Labels, Page, Selector
+from loopd_protocol.forensic_commands import FORENSIC_SCOPES, READ_BY_EXPORTERS, AnyForensicCommand
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
+from loopd_protocol.policy import BudgetLimits, PolicyRules
+from loopd_protocol.policy_commands import POLICY_SCOPES, AnyPolicyCommand
 
 IDLE_MIN_S, IDLE_MAX_S = 60, 86_400
 WAKES_MAX = 8
@@ -218,7 +221,13 @@ DriverSpec = ScriptedSpec | ChatSpec | AcpSpec
 
 
 class SessionCreate(Command, frozen=True, kw_only=True, tag="session.create"):
-    """→ `{"sid", "name"}`. `set` holds dotted settings: `{"rules.repeated_text.threshold": 5}`."""
+    """→ `{"sid", "name"}`. `set` holds dotted settings: `{"rules.repeated_text.threshold": 5}`.
+
+    Attributes:
+        policy: rules about tool calls, in order; without any, `approvals.default` decides.
+        budgets: limits of what the session and its children may spend.
+        parent: the session whose budgets this one's spending counts into.
+    """
 
     driver: DriverSpec
     name: Name | None = None
@@ -227,12 +236,20 @@ class SessionCreate(Command, frozen=True, kw_only=True, tag="session.create"):
     labels: Labels = {}
     preset: Literal["published", "hardened"] | None = None
     set: Annotated[dict[Label, Any], Meta(max_length=200)] = {}
+    policy: PolicyRules = ()
+    budgets: BudgetLimits = ()
+    parent: SessionRef | None = None
 
 
 class SessionGet(Command, frozen=True, kw_only=True, tag="session.get"):
-    """→ one session with gate, goal, inbox, counters."""
+    """→ one session with gate, goal, inbox, counters.
+
+    With `at` (a `seq`) or `at_ms` as it was then, together with `at: {"seq", "ss", "at_ms"}` of its last event.
+    """
 
     sid: SessionRef
+    at: Seq | None = None
+    at_ms: AtMs | None = None
 
 
 class SessionList(Command, frozen=True, kw_only=True, tag="session.list"):
@@ -512,6 +529,7 @@ class Verify(Command, frozen=True, kw_only=True, tag="verify"):
 
     sid: SessionRef | None = None
     suspended_since: Seq | None = None
+    invariants: bool = False
 
 
 # -- daemon -----------------------------------------------------------------------------------
@@ -602,6 +620,8 @@ AnyCommand = (
     | DaemonStop
     | Batch
     | AnyAccessCommand
+    | AnyPolicyCommand
+    | AnyForensicCommand
 )
 
 COMMAND_TYPES: dict[str, type[Command]] = {str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__}
@@ -651,11 +671,14 @@ SCOPES: dict[str, str] = {
     "daemon.stop": "admin",
     "batch": "read",
     **ACCESS_SCOPES,
+    **POLICY_SCOPES,
+    **FORENSIC_SCOPES,
 }
 """Scope that a principal needs for a command; a `batch` also needs the scope of its inner command."""
 
 MUTATING: frozenset[str] = frozenset(
     {name for name, scope in SCOPES.items() if scope not in {"read", "read.content"}}
     - READ_BY_ADMIN
+    - READ_BY_EXPORTERS
     | CHANGED_BY_READERS
 )

@@ -15,7 +15,10 @@ from msgspec import Meta
 from loopd_protocol.access_events import AnyAccessEvent
 from loopd_protocol.bounds import AtMs, Count, Digest, DurationMs, Key, Label, Name, Reason, Signed, Text
 from loopd_protocol.event import Event
+from loopd_protocol.forensic_events import AnyForensicEvent
 from loopd_protocol.holds import AnyHold
+from loopd_protocol.policy import BudgetLimit, PolicyRule
+from loopd_protocol.policy_events import AnyPolicyEvent
 from loopd_protocol.sources import Source, Trigger
 
 # -- sessions ---------------------------------------------------------------------------------
@@ -36,6 +39,9 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     labels: dict[str, str] = {}
     workspace: str | None = None
     by: Label = ""
+    policy: tuple[PolicyRule, ...] = ()
+    budgets: tuple[BudgetLimit, ...] = ()
+    parent: Key | None = None
 
 
 class SessionEnded(Event, frozen=True, kw_only=True, tag="session.ended"):
@@ -242,6 +248,23 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope: Label = ""
 
 
+class Charge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an event adds to the account of its session; nothing is charged twice.
+
+    Attributes:
+        cost_micro: millionths of the currency of the price table that held when it happened.
+        wall_ms: running time since the last charge, without waiting for approvals.
+        model: as priced; `priced` is false when the table does not know it.
+    """
+
+    input: Count = 0
+    output: Count = 0
+    cost_micro: Count = 0
+    wall_ms: DurationMs = 0
+    model: Label = ""
+    priced: bool = True
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One tool call of a step with its result.
 
@@ -321,6 +344,7 @@ class TurnStep(Event, frozen=True, kw_only=True, tag="turn.step"):
     phase: Label | None = None
     compacted: bool = False
     skipped_rules: tuple[Label, ...] = ()
+    charge: Charge | None = None
     tools_sha256: Digest | None = None
     frames: Digest | None = None
 
@@ -330,7 +354,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
 
     Attributes:
         outcome: `completed | empty | idle | model_error | stopped_by_rule | step_limit | deadline |
-            failed`.
+            budget | failed`.
         near_misses: by rule, how often it came within three quarters of its soft threshold.
         skipped_rules: rules that raised or took too long on this turn; they did not see its end.
         cause: for `model_error` and `failed`: what it was, for example `rate_limited`,
@@ -345,6 +369,7 @@ class TurnCompleted(Event, frozen=True, kw_only=True, tag="turn.completed"):
     error: Reason = ""
     near_misses: dict[Label, Count] = {}
     skipped_rules: tuple[Label, ...] = ()
+    charge: Charge | None = None
     cause: Label = ""
     frames: Digest | None = None
 
@@ -369,6 +394,7 @@ class TurnInterrupted(Event, frozen=True, kw_only=True, tag="turn.interrupted"):
     duration_ms: DurationMs = 0
     boot: Count = 0
     by: Label = ""
+    charge: Charge | None = None
     frames: Digest | None = None
 
 
@@ -424,6 +450,7 @@ class ModelCalled(Event, frozen=True, kw_only=True, tag="model.called"):
     first_ms: DurationMs = 0
     duration_ms: DurationMs = 0
     repeats: Count = 0
+    charge: Charge | None = None
 
 
 class ContextCompacted(Event, frozen=True, kw_only=True, tag="context.compacted"):
@@ -453,6 +480,7 @@ class ContextCompacted(Event, frozen=True, kw_only=True, tag="context.compacted"
     summary: Text = ""
     summary_blob: Digest | None = None
     usage: Usage | None = None
+    charge: Charge | None = None
 
 
 # -- goal, phases, progress -------------------------------------------------------------------
@@ -560,7 +588,8 @@ class EffectIntent(Event, frozen=True, kw_only=True, tag="effect.intent"):
     """Written before a tool with outside effects runs.
 
     Attributes:
-        args_blob: SHA-256 of the arguments as JSON, in a blob: what the model asked for, should no step tell.
+        args, args_blob: what the model asked for, should no step tell: the arguments, or where they are long
+            the SHA-256 of their JSON in a blob.
         repeatable: as in the call; after a crash it is not uncertain, it may be done again.
     """
 
@@ -570,6 +599,7 @@ class EffectIntent(Event, frozen=True, kw_only=True, tag="effect.intent"):
     tool: Label
     args_sha256: Digest
     tool_class: Label
+    args: Any = None
     args_blob: Digest | None = None
     repeatable: bool = False
 
@@ -721,6 +751,8 @@ AnyEvent = (
     | DaemonUnfrozen
     | CommandDenied
     | AnyAccessEvent
+    | AnyPolicyEvent
+    | AnyForensicEvent
 )
 
 EVENT_TYPES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__}
