@@ -35,6 +35,12 @@ READ_ONLY: frozenset[str] = frozenset(
         "turn.get",
         "report",
         "verify",
+        "replay",
+        "turn.diff",
+        "anchor.list",
+        "export.open",
+        "export.read",
+        "export.close",
         "daemon.status",
         "token.list",
         "audit",
@@ -95,6 +101,7 @@ class Client:
         name: what the daemon's log calls this client.
         timeout_s: for connecting, and for each answer unless a call says otherwise.
         deltas: also receive live text in subscriptions.
+        token: a bearer token, instead of what the kernel says of this process.
 
     Attributes:
         welcome: the daemon's greeting, once something was asked.
@@ -107,12 +114,14 @@ class Client:
         name: str = "loopctl",
         timeout_s: float = 30.0,
         deltas: bool = False,
+        token: str | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.welcome: Frame = {}
         self._name = name
         self._timeout_s = timeout_s
         self._deltas = deltas
+        self._token = token
         self._sock: socket.socket | None = None
         self._tail = bytearray()
         self._lines: deque[bytes] = deque()
@@ -265,7 +274,9 @@ class Client:
         data = _encode(frame)
         if self._sock is None:
             want = ["delta"] if self._deltas else []
-            hello = {"t": "hello", "v": [1, 1], "client": {"name": self._name}, "want": want}
+            hello: Frame = {"t": "hello", "v": [1, 1], "client": {"name": self._name}, "want": want}
+            if self._token is not None:
+                hello["auth"] = self._token
             data = _encode(hello) + data
             self._sock = _connect(self.path, deadline)
         self._sock.settimeout(max(0.001, deadline - time.monotonic()))
