@@ -9,6 +9,7 @@ import msgspec
 
 from loopd_protocol.commands import SCOPES, Batch, Command
 from loopd_protocol.errors import Refused
+from loopd_protocol.policy_commands import PEOPLE_ONLY
 from loopd_protocol.sources import Source
 
 AGENT_SCOPE = "agent"
@@ -61,6 +62,8 @@ def authorize(caller: Caller, command: Command) -> None:
     if isinstance(command, Batch):
         asked.append(command.cmd.type)
     for name in asked:
+        if name in PEOPLE_ONLY and caller.source is Source.AGENT:
+            raise Refused("forbidden", f"{name} by {caller.principal}; only a person may, never an agent")
         if SCOPES[name] not in caller.scopes:
             if caller.principal.startswith("agent:"):
                 raise Refused(

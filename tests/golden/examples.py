@@ -20,7 +20,7 @@ CORPUS: dict[str, tuple[str, dict[str, type]]] = {
 """File name → (name of the tag, tag → type)."""
 
 _WORDS = (
-    "a", "ses_a", "gate.changed", "http://127.0.0.1:8080/v1", "0 3 * * *",
+    "a", "ses_a", "gate.changed", "http://127.0.0.1:8080/v1", "0 3 * * *", "team=a",
 )  # fmt: skip
 
 
