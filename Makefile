@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: help demo demo-real test test-long test-agents bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,13 @@ test: $(VENV)/.dev ## the tests, in under 5 minutes
 
 test-long: $(VENV)/.dev ## the heavy cases with their full counts
 	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m long --timeout 3600 -n $(WORKERS) $(PYTEST)
+
+# The agents and Node go into ~/.cache/loopd-agents (LOOPD_AGENTS_CACHE), the model into .cache/; about 1.2 GB, once.
+# What a registry does not have is skipped, and said to be. AGENTS="goose pi" installs only these.
+test-agents: $(VENV)/.dev ## real coding agents and a real model, unattended (installs them the first time)
+	-@$(BIN)/python -m loopd.testing.realagents install $(AGENTS)
+	-@$(BIN)/python -m loopd.testing.realmodel prepare
+	@LOOPD_TEST_AGENTS=1 $(BIN)/pytest tests/agents -n 0 --timeout 600 $(PYTEST)
 
 bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
 	@$(BIN)/python -m tests.bench $(BENCH)
