@@ -41,6 +41,11 @@ def whole_parser() -> argparse.ArgumentParser:
         "demo", help="show on a real daemon how degeneration is caught", allow_abbrev=False
     )
     demo.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    verbs.add_parser(
+        "mcp",
+        help="loopd's own tools for a hosted agent, as an MCP server (agents start it)",
+        allow_abbrev=False,
+    )
     schema = verbs.add_parser("schema", help="print the protocol as JSON Schema", allow_abbrev=False)
     schema.add_argument("--digest", action="store_true", help="only its digest, as in `welcome`")
     config = verbs.add_parser("config", help="check a configuration", allow_abbrev=False)
@@ -82,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.verb == "demo":
         return _demo(args.arguments)
+    if args.verb == "mcp":
+        return _mcp()
     if args.verb == "schema":
         return _schema(digest_only=args.digest)
     return _with_config(args)
@@ -91,6 +98,12 @@ def _demo(words: list[str]) -> int:
     from loopd.demo import main as demo
 
     return int(demo(words) or 0)
+
+
+def _mcp() -> int:
+    from loopd.cli.mcp import main as mcp
+
+    return mcp()
 
 
 def _schema(*, digest_only: bool) -> int:

@@ -125,6 +125,25 @@ class Access(Section, frozen=True, kw_only=True):
     ] = {}
 
 
+class Agents(Section, frozen=True, kw_only=True):
+    """Whom agents and their tools run as, and where they reach the daemon."""
+
+    user: Annotated[
+        str | None,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="Name or number of the user that agents and their tools run as; needs a daemon that is root. Without it there is no isolation.",
+        ),
+    ] = None
+    socket: Annotated[
+        Path | None,
+        Meta(
+            description="Path of the socket of hosted agents; default `DATA/agent.sock`, or one below `/run` that `user` can reach."
+        ),
+    ] = None
+
+
 class Log(Section, frozen=True, kw_only=True):
     """Log lines on stderr."""
 
@@ -208,6 +227,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = Limits()
     sessions: Sessions = Sessions()
     access: Access = Access()
+    agents: Agents = Agents()
     log: Log = Log()
     metrics: MetricsSection = MetricsSection()
     recovery: Recovery = Recovery()

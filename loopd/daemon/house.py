@@ -6,6 +6,7 @@ lock ─▶ journal open (new boot) ─▶ sessions recovered ─▶ sockets ─
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import secrets
@@ -26,12 +27,15 @@ from loopd.bus import Bus
 from loopd.config import Config
 from loopd.daemon import standing
 from loopd.drivers import end_leftovers, make_driver
+from loopd.drivers.fittings import Fittings
+from loopd.drivers.run_as import RunAs, run_as
 from loopd.engine.clock import OffsetClock, SystemClock
 from loopd.engine.commands import Dispatcher
 from loopd.engine.issues import file_missing
-from loopd.engine.ports import Driver
+from loopd.engine.ports import Driver, DriverFactory
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
+from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
 from loopd.server.http import serve_http
 from loopd.server.limits import SocketLimits
@@ -63,6 +67,8 @@ class Daemon:
         self.lineage = lineage
         self.data = Path(config.data)
         self.socket = config.socket_path or str(self.data / "control.sock")
+        self.run_as: RunAs | None = None if config.agents.user is None else run_as(config.agents.user)
+        self.agent_door = AgentDoor(config.agents.socket or agent_socket(self.data, self.run_as))
         self.http: str | None = None
         self.boot = f"boot_{secrets.token_hex(6)}"
         moved_by = config.testing.clock_offset_file
@@ -134,7 +140,7 @@ class Daemon:
             self.router = router = Router(
                 store=store,
                 clock=self.clock,
-                make_driver=driver_for,
+                make_driver=driver_factory(Fittings(agent_door=self.agent_door, run_as=self.run_as)),
                 on_delta=bus.publish_delta,
                 end_leftovers=end_leftovers,
                 concurrent_turns=config.limits.concurrent_turns,
@@ -187,6 +193,18 @@ class Daemon:
                         observe=metrics.command,
                     )
                     await tasks.start(_within, doors, server.serve)
+                    clear_stale(self.agent_door.path)
+                    agents = AgentServer(
+                        self.agent_door,
+                        dispatcher,
+                        bus,
+                        now_ms=self.clock.now_ms,
+                        version=loopd.__version__,
+                        boot=self.boot,
+                        owner=None if self.run_as is None else (self.run_as.uid, self.run_as.gid),
+                        observe=metrics.command,
+                    )
+                    await tasks.start(_within, doors, agents.serve)
                     if config.http.listen is not None:
                         await self._open_http(tasks, metrics)
                     await router.say(self._started(router, store), principal="daemon")
@@ -280,9 +298,23 @@ async def _within(
         await serve(task_status=task_status)
 
 
-def driver_for(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
+def driver_factory(fittings: Fittings) -> DriverFactory:
     """The driver factory of the daemon; proves that the drivers fit the engine's port."""
-    return make_driver(sid, spec, workspace)
+
+    def make(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
+        return make_driver(sid, spec, workspace, fittings)
+
+    return make
+
+
+def agent_socket(data: Path, agents: RunAs | None) -> str:
+    """Where the socket of hosted agents is: beside the journal, unless agents are somebody else."""
+    if agents is None:
+        return str(data / "agent.sock")
+    # That folder is closed to them; only root can put anything into /run, so nobody is there before us.
+    folder = Path("/run") / f"loopd-agents-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:12]}"
+    folder.mkdir(mode=0o711, exist_ok=True)
+    return str(folder / "agent.sock")
 
 
 async def _reap() -> None:

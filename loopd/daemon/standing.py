@@ -45,7 +45,9 @@ def status(house: Daemon) -> dict[str, Any]:
         "http": house.http,
         "data": str(house.data),
         # Said aloud, because people expect otherwise: see docs/explanation/security.md.
-        "isolation": "none",
+        "isolation": "none" if house.run_as is None else "user",
+        "agents_user": None if house.run_as is None else house.run_as.name,
+        "agents_socket": os.path.abspath(house.agent_door.path),
         "agents_refused": house.lineage is not None and sys.platform == "linux",
     }
 

@@ -12,6 +12,7 @@ them in the daemon's name, outside of any tool call.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
@@ -24,6 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from loopd.drivers.host import Monotonic
+from loopd.drivers.run_as import RunAs
 
 SLOW_S = 0.15
 SHARE = 50
@@ -44,8 +46,11 @@ class _Seen(msgspec.Struct):
 class WorkspaceSensor:
     """Watches one workspace. `wrote` and `ran_shell` tell it what the tools did."""
 
-    def __init__(self, root: Path, monotonic: Monotonic = time.monotonic) -> None:
+    def __init__(
+        self, root: Path, monotonic: Monotonic = time.monotonic, *, run_as: RunAs | None = None
+    ) -> None:
         self._root = root
+        self._run_as = run_as
         self._monotonic = monotonic
         self._written: set[str] = set()
         self._seen: dict[str, _Seen] = {}
@@ -72,7 +77,9 @@ class WorkspaceSensor:
         if self._given_up:
             return None
         try:
-            return await anyio.to_thread.run_sync(self._read)
+            return await anyio.to_thread.run_sync(
+                self._read if self._run_as is None else functools.partial(self._run_as.within, self._read)
+            )
         except (OSError, subprocess.SubprocessError, ValueError):
             return None
 
@@ -134,6 +141,7 @@ class WorkspaceSensor:
             capture_output=True,
             timeout=2,
             check=False,
+            **(self._run_as.spawn if self._run_as else {}),
         )  # fmt: skip
 
     def _tree(self) -> list[str] | None:

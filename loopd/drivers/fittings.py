@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import anyio.abc
 
 from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.proxy.door import ProxyDoor
+from loopd.drivers.run_as import RunAs
+
+
+class AgentDoor(Protocol):
+    """Where hosted agents reach loopd; see `loopd.server.agent_door`."""
+
+    def server_for(self, sid: str) -> Mapping[str, Any]:
+        """`{name, command, args, env}` of the MCP server (stdio) that speaks for this session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +28,12 @@ class Fittings:
         chat: `[drivers.chat]` of the configuration.
         proxy: the loopback model proxy, or None where there is none.
         tasks: where a driver's own tasks run that outlive a turn (MCP servers, hosted agents).
+        agent_door: gives a hosted agent its `loopd` MCP server, or None where there is no such socket.
+        run_as: the user that agents and their tools run as, or None for the daemon's own.
     """
 
     chat: ChatSettings = field(default_factory=ChatSettings)
     proxy: ProxyDoor | None = None
     tasks: anyio.abc.TaskGroup | None = None
+    agent_door: AgentDoor | None = None
+    run_as: RunAs | None = None

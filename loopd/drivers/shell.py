@@ -23,6 +23,7 @@ import anyio.abc
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
+from loopd.drivers.run_as import RunAs
 
 KEPT_VARIABLES: tuple[str, ...] = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -90,8 +91,10 @@ def environment(sid: str, source: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-async def run_shell(command: str, *, cwd: str, env: Mapping[str, str], timeout_s: float) -> Ran:
-    """Run a command with `sh -c` and wait for its end; stdin is empty.
+async def run_shell(
+    command: str, *, cwd: str, env: Mapping[str, str], timeout_s: float, run_as: RunAs | None = None
+) -> Ran:
+    """Run a command with `sh -c` and wait for its end; stdin is empty. `run_as`: as this user.
 
     Cancellation ends the command with its whole group within `TERM_GRACE_S` and a little.
 
@@ -102,11 +105,12 @@ async def run_shell(command: str, *, cwd: str, env: Mapping[str, str], timeout_s
     process = await anyio.open_process(
         ["/bin/sh", "-c", command],
         cwd=cwd,
-        env={**env, MARK: mark},
+        env={**env, **(run_as.environment if run_as else {}), MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        **(run_as.spawn if run_as else {}),
     )
     output = _Output()
     ended: str | None = None

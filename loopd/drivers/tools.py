@@ -7,25 +7,30 @@ the other, in the order in which they were asked for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Meta
 
+from loopd.core.agent_schemas import AGENT_TOOLS
 from loopd.core.conversation import AgentRequest
 from loopd.core.tools import tool_class
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import OWN_TOOLS, TurnHost
+from loopd.drivers.run_as import RunAs
 from loopd.drivers.shell import KEEP_BYTES, environment, run_shell
 from loopd.drivers.workspace import Denied, Failed, Workspace
-from loopd_protocol.commands import IDLE_MAX_S, IDLE_MIN_S
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RESULT_CHARS = 2 * KEEP_BYTES
 """A longer result is cut in the middle before it goes back to the model; digests are of the whole."""
@@ -76,42 +81,12 @@ def _whole(description: str, low: int, high: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": low, "maximum": high, "description": description}
 
 
-OWN_SCHEMAS: tuple[dict[str, Any], ...] = (
-    _tool(
-        "request_idle",
-        "End this turn and be left alone for a while, because there is nothing useful to do now. The goal stays active.",
-        ("max_idle_duration_secs", "reason"),
-        max_idle_duration_secs=_whole("how long, at most", IDLE_MIN_S, IDLE_MAX_S),
-        reason=_text("what is being waited for"),
-    ),
-    _tool(
-        "update_goal",
-        "Say that the goal is complete, cannot be reached, or is blocked by something that you cannot change.",
-        ("status",),
-        status=_text("the goal's new status", enum=["complete", "infeasible", "blocked", "paused"]),
-        note=_text("what was achieved, or what stands in the way"),
-    ),
-    _tool(
-        "wake_me",
-        "Ask to be woken later: once after some seconds, or by a cron expression. Give one of the two.",
-        ("note",),
-        after_secs={"type": "integer", "minimum": 60, "description": "seconds from now"},
-        cron=_text("five-field cron expression, UTC"),
-        note=_text("what to do then"),
-    ),
-    _tool(
-        "report_phase",
-        "Say which phase of the work begins now.",
-        ("name",),
-        name=_text("a short name, for example build or review"),
-    ),
-    _tool(
-        "report_progress",
-        "Report the value of a metric that shows progress.",
-        ("metric", "value"),
-        metric=_text("name of the metric, for example tests_passing"),
-        value={"type": "number", "description": "its value now"},
-    ),
+OWN_SCHEMAS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]},
+    }
+    for tool in AGENT_TOOLS
 )
 
 WORKSPACE_SCHEMAS: tuple[dict[str, Any], ...] = (
@@ -169,13 +144,22 @@ class Toolbox:
         sid: session; commands find it in their environment.
         workspace: directory for files and shell, or None: then those tools do not exist.
         shell_env: the environment that commands inherit from; only an allow-list of it gets through.
+        run_as: the user that commands run as and that files are opened as; None: the daemon's own.
     """
 
     def __init__(
-        self, sid: str, workspace: str | None, *, shell_env: Mapping[str, str] | None = None
+        self,
+        sid: str,
+        workspace: str | None,
+        *,
+        shell_env: Mapping[str, str] | None = None,
+        run_as: RunAs | None = None,
     ) -> None:
+        self._run_as = run_as
         self.workspace = Workspace(workspace) if workspace is not None else None
-        self.sensor = WorkspaceSensor(self.workspace.root) if self.workspace is not None else None
+        self.sensor = (
+            WorkspaceSensor(self.workspace.root, run_as=run_as) if self.workspace is not None else None
+        )
         self.schemas = OWN_SCHEMAS + (WORKSPACE_SCHEMAS if self.workspace is not None else ())
         self.names = tuple(str(schema["function"]["name"]) for schema in self.schemas)
         self._env = environment(sid, os.environ if shell_env is None else shell_env)
@@ -238,7 +222,11 @@ class Toolbox:
         assert self.sensor is not None
         self.sensor.ran_shell()
         ran = await run_shell(
-            args.command, cwd=os.fspath(self.workspace.root), env=self._env, timeout_s=args.timeout_secs
+            args.command,
+            cwd=os.fspath(self.workspace.root),
+            env=self._env,
+            timeout_s=args.timeout_secs,
+            run_as=self._run_as,
         )
         text = (ran.head + _gap(ran.size - len(ran.head) - len(ran.tail)) + ran.tail).decode(
             "utf-8", "replace"
@@ -260,7 +248,7 @@ class Toolbox:
 
     async def _read(self, args: _Read) -> _Result:
         assert self.workspace is not None
-        data = await anyio.to_thread.run_sync(self.workspace.read, args.path)
+        data = await self._in_thread(self.workspace.read, args.path)
         lines = data.decode("utf-8", "replace").splitlines(keepends=True)
         shown = "".join(lines[args.offset - 1 : args.offset - 1 + args.limit])
         if args.offset > 1 and args.offset > len(lines):
@@ -275,7 +263,7 @@ class Toolbox:
 
     async def _edit(self, args: _Edit) -> _Result:
         assert self.workspace is not None
-        data = await anyio.to_thread.run_sync(self.workspace.read, args.path)
+        data = await self._in_thread(self.workspace.read, args.path)
         old, new = args.old.encode("utf-8", "surrogatepass"), args.new.encode("utf-8", "surrogatepass")
         count = data.count(old)
         if count == 0:
@@ -292,7 +280,14 @@ class Toolbox:
     async def _put(self, path: str, data: bytes) -> None:
         assert self.workspace is not None
         assert self.sensor is not None
-        self.sensor.wrote(await anyio.to_thread.run_sync(self.workspace.write, path, data))
+        self.sensor.wrote(await self._in_thread(self.workspace.write, path, data))
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Work on files in a thread, with the rights of the user that agents run as."""
+        bound = functools.partial(work, *args, **kwargs)
+        if self._run_as is not None:
+            bound = functools.partial(self._run_as.within, bound)
+        return await anyio.to_thread.run_sync(bound)
 
 
 def denied(call: ToolCall, text: str) -> ToolCall:

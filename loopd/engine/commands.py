@@ -18,6 +18,7 @@ from loopd.core.access import Answer, Caller, authorize
 from loopd.core.inputs import Advanced
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
+from loopd.engine import agent_desk
 from loopd.engine.denials import Denials
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
@@ -25,6 +26,7 @@ from loopd.engine.selection import select
 from loopd.engine.translation import Result, input_of, result_of
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
+from loopd_protocol.access_commands import AgentAsk
 from loopd_protocol.errors import Refused
 
 Stop = Callable[[str, int | None], None]
@@ -146,6 +148,8 @@ class Dispatcher:
                 return await self._batch(command, caller)
             case cm.DaemonFreeze() | cm.DaemonUnfreeze() | cm.DaemonDrain() | cm.DaemonStop():
                 return await self._house(command, caller, keyed)
+            case AgentAsk():
+                return await agent_desk.ask(self._router, caller, command)
         if command.type not in cm.MUTATING:
             return await self._queries.answer(command)
         if self._router.draining:

@@ -124,8 +124,11 @@ class LiveTurn:
 
     async def ask(self, request: AgentRequest) -> AgentReply:
         """See the port."""
-        done = await self._loop.apply(AgentAsked(n=self.n, request=intake.agent_request(request))).committed()
-        assert done.reply is not None
+        given = AgentAsked(n=self.n, request=intake.agent_request(request))
+        pending = self._loop.apply(given, principal=f"agent:{self._loop.session.sid}")
+        done = await pending.committed()
+        if done.reply is None:
+            return AgentReply(ok=False, text=f"turn {self.n} is over; nothing was changed")
         return done.reply
 
     async def step(self, done: StepDone) -> Directive:

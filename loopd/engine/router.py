@@ -172,6 +172,10 @@ class Router:
             raise unknown(ref)
         return sid
 
+    def loaded(self, sid: str) -> SessionLoop | None:
+        """The session if it is in memory; it stays where it is in the order of unloading."""
+        return self._loaded.get(sid)
+
     async def loop_of(self, ref: str) -> SessionLoop:
         """The loaded session.
 

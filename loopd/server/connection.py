@@ -323,6 +323,7 @@ class Connection(asyncio.Protocol):
         if self._open:
             raise Refused("invalid", "'hello' was said before; expected once", path="$.t")
         house = self._house
+        self.caller = house.greet(self, frame.auth)
         low, high = frame.v
         shared = low <= PROTOCOL_VERSION <= high
         if not shared:

@@ -39,6 +39,9 @@ class House(Protocol):
     def admit(self, connection: Connection) -> Caller:
         """The caller behind a new connection; raises `Refused`."""
 
+    def greet(self, connection: Connection, token: str | None) -> Caller:
+        """Who it is after `hello`, which may carry a token; raises `Refused`."""
+
     def gone(self, connection: Connection) -> None:
         """A connection is over."""
 

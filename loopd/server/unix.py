@@ -46,6 +46,7 @@ class UnixServer:
         now_ms: wall clock, for `welcome` and `pong`.
         sock: a listening socket that somebody else made (systemd); it is not unlinked.
         observe: told of every command, for metrics.
+        mode, owner: of the socket file.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class UnixServer:
         limits: SocketLimits | None = None,
         sock: socket.socket | None = None,
         observe: CommandObserver | None = None,
+        mode: int = _SOCKET_MODE,
+        owner: tuple[int, int] | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.dispatcher = dispatcher
@@ -71,6 +74,8 @@ class UnixServer:
         self.now_ms = now_ms
         self._policy = policy or PeerPolicy()
         self._sock = sock
+        self._mode = mode
+        self._owner = owner
         self._observe = observe
         self._connections: set[Connection] = set()
         self._agents: set[Connection] = set()
@@ -95,7 +100,7 @@ class UnixServer:
         digest()  # 20 ms, cached: not in the first client's hello
         sock, ours = self._sock, None
         if sock is None:
-            sock = bind(self.path)
+            sock = bind(self.path, mode=self._mode, owner=self._owner)
             ours = _identity(self.path)
         try:
             async with anyio.create_task_group() as group:
@@ -122,10 +127,7 @@ class UnixServer:
 
     def admit(self, connection: Connection) -> Caller:
         """Count a connection in, and find out who it is."""
-        self._connections.add(connection)
-        if len(self._connections) > self.limits.connections:
-            limit = self.limits.connections
-            raise Refused("overloaded", f"{limit} connections are open; the limit is {limit}")
+        self.count(connection)
         peer = peer_credentials(connection.transport.get_extra_info("socket"))
         try:
             caller = self._policy.caller(peer)
@@ -139,6 +141,19 @@ class UnixServer:
             _log.warning("peer refused", extra={"uid": peer.uid, "pid": peer.pid})
             raise
         return caller
+
+    def count(self, connection: Connection) -> None:
+        """Count a connection in; raises `Refused` when there are too many."""
+        self._connections.add(connection)
+        if len(self._connections) > self.limits.connections:
+            limit = self.limits.connections
+            raise Refused("overloaded", f"{limit} connections are open; the limit is {limit}")
+
+    def greet(self, connection: Connection, token: str | None) -> Caller:
+        """Who it is after `hello`: whom the kernel named, unless a token says otherwise."""
+        if token is not None:
+            raise Refused("unauthenticated", "no tokens are known here; leave `auth` out")
+        return connection.caller
 
     def gone(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -220,8 +235,8 @@ class UnixServer:
 # -- sockets ----------------------------------------------------------------------------------
 
 
-def bind(path: str) -> socket.socket:
-    """A socket bound to `path` (mode 0660), whose folder is made (0750) if there is none.
+def bind(path: str, *, mode: int = _SOCKET_MODE, owner: tuple[int, int] | None = None) -> socket.socket:
+    """A socket bound to `path` with this mode and owner; its folder is made (0750) if there is none.
 
     Raises:
         Refused: `invalid` for a path that is too long or cannot be used, `already_exists` when
@@ -237,9 +252,11 @@ def bind(path: str) -> socket.socket:
     try:
         Path(path).parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         # On Linux the file gets the socket's own mode, so it is never open wider than this.
-        os.fchmod(sock.fileno(), _SOCKET_MODE)
+        os.fchmod(sock.fileno(), mode)
         sock.bind(path)
-        os.chmod(path, _SOCKET_MODE)
+        os.chmod(path, mode)
+        if owner is not None:
+            os.chown(path, *owner)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
