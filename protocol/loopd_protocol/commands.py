@@ -18,7 +18,11 @@ from loopd_protocol.access_commands import (
     AnyAccessCommand,
 )
 from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq, SessionRef, Text
-from loopd_protocol.command import DAY_MS, Command, Labels, Page, Selector
+from loopd_protocol.command import DAY_MS as DAY_MS
+from loopd_protocol.command import Command as Command
+from loopd_protocol.command import Labels as Labels
+from loopd_protocol.command import Page
+from loopd_protocol.command import Selector as Selector
 from loopd_protocol.forensic_commands import FORENSIC_SCOPES, READ_BY_EXPORTERS, AnyForensicCommand
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
 from loopd_protocol.policy import BudgetLimits, PolicyRules

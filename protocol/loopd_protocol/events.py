@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from loopd_protocol.access_events import AnyAccessEvent
 from loopd_protocol.bounds import AtMs, Count, Digest, DurationMs, Key, Label, Name, Reason, Signed, Text
-from loopd_protocol.event import Event
+from loopd_protocol.event import Event as Event
 from loopd_protocol.forensic_events import AnyForensicEvent
 from loopd_protocol.holds import AnyHold
 from loopd_protocol.policy import BudgetLimit, PolicyRule
