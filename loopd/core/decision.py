@@ -134,8 +134,12 @@ class Decision:
         job: str | None = None,
         due_ms: int | None = None,
         dedupe: str | None = None,
+        alone: bool = True,
     ) -> str:
-        """Make an envelope durable: coalesce what it replaces, keep the inbox in bounds, lift holds."""
+        """Make an envelope durable, coalesce what it replaces, keep the inbox in bounds.
+
+        Not `alone`: others of its job may wait beside it until `occurrences.coalesce`.
+        """
         envelope = f"env_{self.session.num}_{self.session.ss + 1}"
         self.emit(
             ev.EnvelopeAccepted(
@@ -149,8 +153,8 @@ class Decision:
                 by=by,
             )
         )
-        if SOURCE_POLICIES[source].coalesces and job is not None:
-            self._coalesce(envelope, job)
+        if SOURCE_POLICIES[source].coalesces and job is not None and alone:
+            occurrences.replaced(self, envelope, job)
         starts = SOURCE_POLICIES[source].starts_turn  # notes crowd out older notes, never what was sent
         counted = [
             w
@@ -161,12 +165,6 @@ class Decision:
         if len(counted) > self.settings.gate.inbox_cap:
             self.forget(counted[0], reason="inbox_full", by="daemon")
         return envelope
-
-    def _coalesce(self, envelope: str, job: str) -> None:
-        for old in self.session.inbox:
-            if old.job == job and old.id != envelope and old.source is Source.CRON:
-                self.emit(ev.EnvelopeCoalesced(id=old.id, into=envelope, job=job, count=old.count + 1))
-                occurrences.settle(self, old, "coalesced")
 
     def forget(self, waiting: Waiting, *, reason: str, by: str) -> None:
         """Drop a waiting envelope, with an event."""

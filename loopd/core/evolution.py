@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from loopd.core import progress, rules, turn_fold
+from loopd.core import effects, occurrences, progress, rules, turn_fold
 from loopd.core.state import CronJob, Gate, Goal, Session, Waiting, Wake
 from loopd.core.stops import counting, following, precedence
 from loopd_protocol import events as ev
@@ -75,7 +75,7 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
         case ev.CronChanged():
             session = _cron_changed(session, event)
         case ev.CronOccurrence():
-            session = _cron_occurred(session, event)
+            session = occurrences.followed(session, event)
         case ev.SessionEnded():
             session = replace(
                 session, status=event.status, stop_reason=event.stop_reason, ended_ms=at_ms, wakes=()
@@ -86,8 +86,14 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
             session = replace(session, memory=_remembered(session.memory, event))
         case ev.PhaseClamped():
             session = replace(session, stops=following.clamped(session.stops, event.edge))
+        case ev.EffectIntent():
+            session = effects.intended(session, event)
+        case ev.EffectOutcome():
+            session = effects.turned_out(session, event)
+        case ev.ContextCompacted():
+            session = turn_fold.compacted(session, event)
         case _:
-            pass  # detector.failed, provider.retrying, effect.*: facts without state
+            pass  # detector.failed, provider.retrying: facts without state
     return session, found
 
 
@@ -247,16 +253,6 @@ def _cron_changed(session: Session, event: ev.CronChanged) -> Session:
         paused=event.change == "paused",
     )
     return replace(session, crons=(*rest, job))
-
-
-def _cron_occurred(session: Session, event: ev.CronOccurrence) -> Session:
-    if event.manual:
-        return replace(session, last_manual_ms=max(session.last_manual_ms, event.due_ms))
-    if event.next_ms is None:
-        return session
-    next_ms = event.next_ms or None
-    crons = tuple(replace(j, next_ms=next_ms) if j.job == event.job else j for j in session.crons)
-    return replace(session, crons=crons)
 
 
 def encode(session: Session) -> bytes:

@@ -5,7 +5,7 @@ Inputs are past participles, effects imperatives.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -177,6 +177,7 @@ class EffectIntended(_Input, frozen=True, kw_only=True):
     tool: str
     args_sha256: str
     tool_class: str
+    args: Any = None
     args_blob: str | None = None
     repeatable: bool = False
 
@@ -224,6 +225,45 @@ class Ticked(_Input, frozen=True, kw_only=True):
     """Time has passed: everything that is due is carried out."""
 
 
+class ContextShrunk(_Input, frozen=True, kw_only=True):
+    """The driver made the context of turn `n` smaller; fields as in `context.compacted`."""
+
+    n: int
+    reason: str
+    before_sha256: str
+    after_sha256: str
+    before_messages: int = 0
+    after_messages: int = 0
+    before_bytes: int = 0
+    after_bytes: int = 0
+    results_before_ss: int = 0
+    result_chars: int = 0
+    upto_ss: int = 0
+    summary: str = ""
+    summary_blob: str | None = None
+    usage: Usage | None = None
+
+
+class ModelReported(_Input, frozen=True, kw_only=True):
+    """A model call that began in turn `n` went through the proxy and ended; fields as in `model.called`."""
+
+    n: int
+    api: str
+    model: str = ""
+    outcome: str = "ok"
+    cause: str = ""
+    status: int = 0
+    request_sha256: str = ""
+    request_bytes: int = 0
+    response_sha256: str = ""
+    response_bytes: int = 0
+    stored: bool = False
+    usage: Usage | None = None
+    first_ms: int = 0
+    duration_ms: int = 0
+    repeats: int = 0
+
+
 class Reconsidered(_Input, frozen=True, kw_only=True):
     """The house changed (unfreeze, end of a drain): judge again."""
 
@@ -252,6 +292,8 @@ Input = (
     | EffectResolved
     | TurnEnded
     | CutRequested
+    | ContextShrunk
+    | ModelReported
     | Recovered
     | Ticked
     | Reconsidered

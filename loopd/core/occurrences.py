@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from loopd.core import rules, schedule
 from loopd.core.inputs import CronChangeRequested, CronPutRequested
+from loopd.core.settings import Settings
 from loopd.core.state import CronJob, Session, Waiting
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -19,12 +22,15 @@ from loopd_protocol.events import Event
 from loopd_protocol.sources import Source
 
 JOBS_MAX = 100
+JOBS_SEEN = 2 * JOBS_MAX
+"""Jobs, removed ones included, of which the last accounted moment is remembered."""
 
 
 class Decides(Protocol):
     """The part of `loopd.core.session.Decision` that is needed here."""
 
     session: Session
+    settings: Settings
     now: int
     envelope: str | None
 
@@ -32,7 +38,14 @@ class Decides(Protocol):
         """Add an event and follow it."""
 
     def accept(
-        self, source: Source, text: str, *, by: str, job: str | None = None, due_ms: int | None = None
+        self,
+        source: Source,
+        text: str,
+        *,
+        by: str,
+        job: str | None = None,
+        due_ms: int | None = None,
+        alone: bool = True,
     ) -> str:
         """Make an envelope durable."""
 
@@ -103,9 +116,9 @@ def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> 
 def _put(decision: Decides, given: CronPutRequested) -> None:
     if _job(decision.session, given.job) is None and len(decision.session.crons) >= JOBS_MAX:
         raise Refused("conflict", f"session has {JOBS_MAX} cron jobs, the most it may have")
-    # a moment that waits already does not come again, even when the clock went back
-    known = [w.due_ms or 0 for w in decision.session.inbox if w.source is Source.CRON and w.job == given.job]
-    due = schedule.next_due(given.expr, given.tz, max(decision.now, *known, 0))
+    # a moment that was accounted for does not come again, even when the clock went back
+    seen = decision.session.cron_seen.get(given.job, 0)
+    due = schedule.next_due(given.expr, given.tz, max(decision.now, seen))
     if due is None:
         raise Refused("invalid", f"cron expression {given.expr!r} never comes due", path="$.expr")
     job = CronJob(
@@ -168,7 +181,47 @@ def _fire(decision: Decides, job: CronJob) -> None:
             )
         )
         if result == "due":
-            decision.accept(Source.CRON, job.text, by="cron", job=job.job, due_ms=at)
+            # `all` means each of them, if nothing keeps them: `coalesce` looks when that is known
+            alone = job.missed != "all" or i <= len(due) - decision.settings.gate.inbox_cap
+            decision.accept(Source.CRON, job.text, by="cron", job=job.job, due_ms=at, alone=alone)
+
+
+def coalesce(decision: Decides) -> None:
+    """Of several envelopes of one job that wait on, the newest stands for all."""
+    newest: dict[str, Waiting] = {}
+    for waiting in decision.session.inbox:
+        if waiting.source is Source.CRON and waiting.job is not None:
+            newest[waiting.job] = waiting
+    for into in newest.values():
+        replaced(decision, into.id, into.job or "")
+
+
+def replaced(decision: Decides, envelope: str, job: str) -> None:
+    """`envelope` takes the place of all others of its job."""
+    for old in decision.session.inbox:
+        if old.job == job and old.id != envelope and old.source is Source.CRON:
+            now = next(w for w in decision.session.inbox if w.id == envelope)
+            count = old.count + now.count
+            decision.emit(ev.EnvelopeCoalesced(id=old.id, into=envelope, job=job, count=count))
+            settle(decision, old, "coalesced")
+
+
+def followed(session: Session, event: ev.CronOccurrence) -> Session:
+    """The session behind an account of a due moment."""
+    if event.manual:
+        return replace(session, last_manual_ms=max(session.last_manual_ms, event.due_ms))
+    seen = session.cron_seen
+    if event.due_ms > seen.get(event.job, 0):
+        seen = {name: at for name, at in seen.items() if name != event.job}
+        while len(seen) >= JOBS_SEEN:
+            del seen[next(iter(seen))]
+        seen[event.job] = event.due_ms
+        session = replace(session, cron_seen=seen)
+    if event.next_ms is None:
+        return session
+    next_ms = event.next_ms or None
+    crons = tuple(replace(j, next_ms=next_ms) if j.job == event.job else j for j in session.crons)
+    return replace(session, crons=crons)
 
 
 def _verdict(job: CronJob, late_ms: int, *, last: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loopd.core import effects
 from loopd.core.inputs import Recovered
 from loopd_protocol.holds import CrashLoop
 
@@ -14,8 +15,12 @@ HOUR_MS = 3_600_000
 
 
 def recovered(decision: Decision, given: Recovered) -> None:
-    """Mark the turn that the last daemon died in; hold a session that it always dies in."""
+    """Mark the turn that the last daemon died in; hold a session that it always dies in.
+
+    What its tools were doing is settled first: `uncertain` where nobody knows.
+    """
     turn = decision.session.turn
+    effects.lost(decision)
     if turn is None:
         return
     decision.interrupt("crash", by="daemon", boot=given.boot)

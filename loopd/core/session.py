@@ -14,17 +14,31 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-from loopd.core import agent_tools, continuation, controls, gate, ladder, occurrences, recovery, turns
+import msgspec
+
+from loopd.core import (
+    agent_tools,
+    continuation,
+    controls,
+    effects,
+    gate,
+    ladder,
+    occurrences,
+    recovery,
+    turns,
+)
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
     AgentAsked,
+    ContextShrunk,
     CronChangeRequested,
     CronPutRequested,
     CutRequested,
     DropRequested,
     EffectEnded,
     EffectIntended,
+    EffectResolved,
     EndRequested,
     EnvelopeArrived,
     GateExtendRequested,
@@ -34,6 +48,7 @@ from loopd.core.inputs import (
     House,
     Input,
     InterruptRequested,
+    ModelReported,
     Reconsidered,
     Recovered,
     Remembered,
@@ -53,7 +68,7 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.sources import SOURCE_POLICIES
 
 TURN_INPUTS = frozenset(
-    {StepReported, TurnEnded, AgentAsked, RetryReported, Remembered, StreamJudged, EffectIntended, EffectEnded}
+    {StepReported, TurnEnded, AgentAsked, RetryReported, Remembered, StreamJudged, EffectIntended, ContextShrunk}
 )
 """Inputs that speak for one turn and are stale when that turn is over."""
 
@@ -72,9 +87,9 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
     """
     decision = Decision(session, now, house)
     if session.status != "live" and not isinstance(
-        given, Ticked | Recovered | Reconsidered | ResumeRequested
+        given, Ticked | Recovered | Reconsidered | ResumeRequested | EffectEnded | EffectResolved
     ):
-        if type(given) in TURN_INPUTS or isinstance(given, CutRequested):
+        if type(given) in TURN_INPUTS or isinstance(given, CutRequested | ModelReported):
             return decision.stale()
         raise Refused("session_terminal", f"session {session.name!r} has ended as {session.status!r}")
     if type(given) in TURN_INPUTS and (session.turn is None or session.turn.n != getattr(given, "n", 0)):
@@ -122,18 +137,15 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case AgentAsked():
             decision.reply = agent_tools.answer(decision, given.request)
         case EffectIntended():
-            decision.emit(
-                ev.EffectIntent(
-                    id=_effect_id(session, given.call),
-                    n=given.n,
-                    call=given.call,
-                    tool=given.tool,
-                    args_sha256=given.args_sha256,
-                    tool_class=given.tool_class,
-                )
-            )
+            effects.intend(decision, given)
         case EffectEnded():
-            decision.emit(ev.EffectOutcome(id=_effect_id(session, given.call), outcome=given.outcome))
+            effects.end(decision, given)
+        case EffectResolved():
+            effects.resolve(decision, given)
+        case ContextShrunk():
+            decision.emit(ev.ContextCompacted(**msgspec.structs.asdict(given)))
+        case ModelReported():
+            decision.emit(ev.ModelCalled(**msgspec.structs.asdict(given)))
         case TurnEnded():
             turns.ended(decision, given)
         case CutRequested():
@@ -149,19 +161,13 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
     return decision.done()
 
 
-def _effect_id(session: Session, call: str) -> str:
-    # with the step: small model servers name the calls of every step alike
-    assert session.turn is not None
-    return f"{session.num}.{session.turn.n}.{session.turn.steps + 1}.{call}"[:128]
-
-
 def next_deadline(session: Session, house: House) -> int | None:
     """The earliest moment at which the session has to be `Ticked`, or None."""
     if session.status != "live":
         return None
     moments = [gate.deadline_of(session.gate), continuation.due(session, house)]
-    moments += [job.next_ms for job in session.crons]
-    moments += [wake.due_ms for wake in session.wakes]
+    scheduled = [*(job.next_ms for job in session.crons), *(wake.due_ms for wake in session.wakes)]
+    moments += [max(due, house.scheduled_from_ms) for due in scheduled if due is not None]
     if session.turn is None and house.closed_by is None and not session.gate.is_open:
         may_pass_ms = session.last_pass_ms + house.settings.gate.pass_gap_ms
         for waiting in session.inbox:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from msgspec.structs import replace
 
+from loopd.core.compaction import Plan, applied, plan_of, summary_message
 from loopd.core.conversation import Message, StepDone
 from loopd.engine.manifest import sha256
 from loopd_protocol import events as ev
@@ -19,6 +21,17 @@ EXCERPT_CHARS = 1_024
 CONTEXT_BYTES = 200_000
 """Context of sessions whose driver names none."""
 
+UNKNOWN_RESULT = (
+    "[loopd] interrupted, outcome unknown: it may or may not have happened. Look before you do it again."
+)
+UNKNOWN_RESULTS = {
+    "ok": "[loopd] interrupted: it had ended well, but its output was lost.",
+    "error": "[loopd] interrupted: it had ended with an error, and its output was lost.",
+    "cancelled": "[loopd] interrupted: it was stopped before its end; what it did until then stands.",
+    "interrupted": "[loopd] interrupted, outcome unknown. It does no harm to do it again.",
+}
+"""In place of the result of a tool whose step never ended, by its outcome."""
+
 INTERRUPTED = "[loopd] The previous turn was interrupted ({cause}); its last step may be incomplete."
 KINDS = (
     "envelope.accepted",
@@ -27,6 +40,9 @@ KINDS = (
     "turn.step",
     "turn.completed",
     "turn.interrupted",
+    "effect.intent",
+    "effect.outcome",
+    "context.compacted",
 )
 """Kinds of events that the history is made of."""
 
@@ -53,7 +69,12 @@ def inline(done: StepDone) -> tuple[StepDone, str | None, dict[str, bytes]]:
         calls.append(call)
     text_blob = moved(done.text)
     text = done.text[:EXCERPT_CHARS] if text_blob else done.text
-    return replace(done, text=text, calls=tuple(calls)), text_blob, blobs
+    tools_sha256 = None
+    if done.tools is not None:
+        tools_sha256 = sha256(done.tools)
+        blobs[tools_sha256] = done.tools
+    done = replace(done, text=text, calls=tuple(calls), tools=None, tools_sha256=tools_sha256)
+    return done, text_blob, blobs
 
 
 def _whole(excerpt: str, blob: str | None, blobs: Blobs) -> str:
@@ -83,6 +104,36 @@ def step_messages(step: ev.TurnStep, ss: int, blobs: Blobs) -> tuple[Message, ..
     return (said, *results)
 
 
+class Begun:
+    """A tool that was begun in a step that has not ended."""
+
+    __slots__ = ("intent", "outcome", "ss")
+
+    def __init__(self, intent: ev.EffectIntent, ss: int) -> None:
+        self.intent = intent
+        self.ss = ss
+        self.outcome = ""
+
+
+def dangling(begun: Iterable[Begun], blobs: Blobs) -> tuple[Message, ...]:
+    """What a model is told of tools whose step never ended: the calls, and in place of their results what is known.
+
+    Without them the next turn would not know that anything was begun, and would do it again.
+    """
+    calls, results = [], []
+    for each in begun:
+        intent = each.intent
+        data = None if intent.args_blob is None else blobs.get(intent.args_blob)
+        args = intent.args if data is None else msgspec.json.decode(data)
+        calls.append(ev.ToolCall(id=intent.call, name=intent.tool, args=args))
+        text = UNKNOWN_RESULTS.get(each.outcome, UNKNOWN_RESULT)
+        results.append(Message(ss=each.ss, role="tool", source="tool", text=text, call_id=intent.call))
+    if not calls:
+        return ()
+    first = Message(ss=results[0].ss, role="assistant", source="model", text="", calls=tuple(calls))
+    return (first, *results)
+
+
 class History:
     """Messages of one session, turn by turn, oldest first. Fed with its events in order."""
 
@@ -91,6 +142,9 @@ class History:
         self._turns: list[list[Message]] = []
         self._sizes: list[int] = []
         self._waiting: dict[str, Message] = {}
+        self._begun: dict[str, Begun] = {}
+        self._summary: Message | None = None
+        self.shortened: tuple[int, ...] = ()
 
     def feed(self, event: Event, ss: int, blobs: Blobs) -> tuple[Message, ...]:
         """Follow one event; returns the messages that it added to the running turn."""
@@ -109,6 +163,7 @@ class History:
             case ev.EnvelopeDelivered():
                 added = self._taken((event.id,))
             case ev.TurnStarted():
+                self._begun.clear()
                 self._turns.append([])
                 self._sizes.append(0)
                 added = self._taken(event.envelopes)
@@ -121,12 +176,19 @@ class History:
                         ephemeral=event.ephemeral_in_history,
                     )
                     added = (*added, prompt)
+            case ev.EffectIntent():
+                self._begun[event.id] = Begun(event, ss)
+            case ev.EffectOutcome() if event.id in self._begun:
+                self._begun[event.id].outcome = event.outcome
             case ev.TurnStep():
+                self._begun.clear()
                 added = step_messages(event, ss, blobs)
             case ev.TurnInterrupted():
                 partial = _whole(event.partial, event.partial_blob, blobs)
                 if partial:
                     added = (Message(ss=ss, role="assistant", source="model", text=partial),)
+                added = (*added, *dangling(self._begun.values(), blobs))
+                self._begun.clear()
                 notice = INTERRUPTED.format(cause=event.cause)
                 added = (*added, Message(ss=ss, role="user", source="session", text=notice))
                 self._add(added)
@@ -134,10 +196,29 @@ class History:
                 return added
             case ev.TurnCompleted():
                 self._close_turn()
+            case ev.ContextCompacted():
+                self._compact(plan_of(event, _whole(event.summary, event.summary_blob, blobs)), ss)
             case _:
                 pass
         self._add(added)
         return added
+
+    def _compact(self, plan: Plan, ss: int) -> None:
+        """Do what the driver of the running turn did; the summary stays in front, whatever else goes."""
+        if plan.result_chars and plan.result_chars not in self.shortened:
+            self.shortened = (*self.shortened, plan.result_chars)
+        turns = [list(applied(turn, replace(plan, upto_ss=0), ss)) for turn in self._turns]
+        if plan.upto_ss:
+            self._summary = summary_message(plan.summary, ss)
+            while turns and not any(m.ss == plan.upto_ss for m in turns[0]):
+                if not any(m.ss == plan.upto_ss for turn in turns for m in turn):
+                    break  # older than what was read
+                turns.pop(0)
+            if turns:
+                last = max((i for i, m in enumerate(turns[0]) if m.ss == plan.upto_ss), default=-1)
+                turns[0] = turns[0][last + 1 :]
+        self._turns = turns
+        self._sizes = [sum(_size(m) for m in turn) for turn in turns]
 
     def _taken(self, envelopes: Iterable[str]) -> tuple[Message, ...]:
         return tuple(m for m in (self._waiting.pop(e, None) for e in envelopes) if m is not None)
@@ -175,13 +256,15 @@ class History:
             first -= 1
             total += self._sizes[first]
         messages = [m for turn in self._turns[first:] for m in turn]
+        if self._summary is not None:
+            messages.insert(0, self._summary)
         if system:
             messages.insert(0, Message(ss=0, role="system", source="session", text=system))
         return tuple(messages)
 
     def size_bytes(self) -> int:
         """Approximate memory of what is kept."""
-        return sum(self._sizes)
+        return sum(self._sizes) + (0 if self._summary is None else _size(self._summary))
 
 
 def _size(message: Message) -> int:
@@ -190,6 +273,10 @@ def _size(message: Message) -> int:
 
 def messages_of(event: Event, ss: int, blobs: Blobs) -> tuple[Message, ...]:
     """All messages that one stored event can stand for, to rebuild a prompt from its manifest."""
+    if isinstance(event, ev.ContextCompacted):
+        if not event.upto_ss:
+            return ()
+        return (summary_message(_whole(event.summary, event.summary_blob, blobs), ss),)
     scratch = History(context_bytes=0)
     if isinstance(event, ev.EnvelopeAccepted):
         return (

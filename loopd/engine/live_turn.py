@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from loopd import failpoints
-from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnRequest
+from loopd.core import compaction
+from loopd.core.compaction import Plan, applied, size_bytes
+from loopd.core.conversation import AgentReply, AgentRequest, Directive, Message, StepDone, TurnRequest
 from loopd.core.inputs import (
     AgentAsked,
+    ContextShrunk,
     EffectEnded,
     EffectIntended,
     Remembered,
@@ -21,7 +26,7 @@ from loopd.core.inputs import (
 from loopd.core.rules.chanting import Chanting
 from loopd.engine import intake
 from loopd.engine.frames import Frames
-from loopd.engine.history import inline
+from loopd.engine.history import EXCERPT_CHARS, INLINE_CHARS, inline
 from loopd.engine.manifest import sha256
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
@@ -53,6 +58,7 @@ class LiveTurn:
         self.phase = "model"
         self.cut = False
         self.told_to_stop = False
+        self._tools = 0
         self.after: anyio.Event | None = None
         self._chanting = Chanting(loop.settings.rules.chanting)
         self.frames = Frames()
@@ -99,23 +105,31 @@ class LiveTurn:
         """See the port."""
         self._refuse_after_stop()
         key, call = intake.effect_key(call), intake.tool_call(call)
+        args = msgspec.json.encode(call.args, order="sorted")
+        digest = sha256(args)
+        long = len(args) > INLINE_CHARS
         given = EffectIntended(
             n=self.n,
             call=key,
             tool=call.name,
-            args_sha256=sha256(msgspec.json.encode(call.args, order="sorted")),
+            args_sha256=digest,
             tool_class=call.tool_class,
+            args=None if long else call.args,
+            args_blob=digest if long else None,
+            repeatable=call.repeatable,
         )
-        done = await self._loop.apply(given).committed()
+        done = await self._loop.apply(given, blobs={digest: args} if long else None).committed()
         if done.stop:
             raise Refused("gate_closed", "the turn is over; the tool must not run")
+        self._tools += 1
         self.phase = "tool"
         if failpoints.armed:
             failpoints.hit("tool.before", (call.name,))
 
     async def outcome(self, call: ToolCall, outcome: str) -> None:
         """See the port."""
-        self.phase = "model"
+        self._tools -= 1
+        self.phase = "tool" if self._tools else "model"
         if failpoints.armed:
             failpoints.hit("tool.after", (call.name,))
         await self._loop.apply(
@@ -130,6 +144,35 @@ class LiveTurn:
         if done.reply is None:
             return AgentReply(ok=False, text=f"turn {self.n} is over; nothing was changed")
         return done.reply
+
+    async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
+        """See the port."""
+        self._refuse_after_stop()
+        plan = replace(plan, summary=intake.readable(plan.summary))
+        summary = plan.summary.encode()
+        blob = sha256(summary) if len(plan.summary) > INLINE_CHARS else None
+        ss = self._loop.session.ss + 1
+        after = applied(before, plan, ss)
+        given = ContextShrunk(
+            n=self.n,
+            reason=intake.label(plan.reason),
+            before_sha256=compaction.digest(before),
+            after_sha256=compaction.digest(after),
+            before_messages=len(before),
+            after_messages=len(after),
+            before_bytes=size_bytes(before),
+            after_bytes=size_bytes(after),
+            results_before_ss=plan.results_before_ss,
+            result_chars=plan.result_chars,
+            upto_ss=plan.upto_ss,
+            summary=plan.summary[:EXCERPT_CHARS] if blob else plan.summary,
+            summary_blob=blob,
+            usage=plan.usage,
+        )
+        advanced = await self._loop.apply(given, blobs={blob: summary} if blob else None).committed()
+        if advanced.stop:
+            raise Refused("gate_closed", f"turn {self.n} is over; its context stays as it is")
+        return after
 
     async def step(self, done: StepDone) -> Directive:
         """See the port."""

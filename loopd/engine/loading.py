@@ -43,6 +43,10 @@ def blob_names(event: ev.Event) -> list[str]:
             names = [event.text_blob, *(call.result_blob for call in event.calls)]
         case ev.TurnInterrupted():
             names = [event.partial_blob]
+        case ev.EffectIntent():
+            names = [event.args_blob]
+        case ev.ContextCompacted():
+            names = [event.summary_blob]
         case _:
             names = []
     return [name for name in names if name is not None]

@@ -70,6 +70,8 @@ def references(event: ev.Event) -> Iterator[str]:
             yield digest
         case ev.TurnInterrupted(partial_blob=str(digest)):
             yield digest
+        case ev.EffectIntent(args_blob=str(digest)):
+            yield digest
         case ev.TurnStep():
             if event.text_blob is not None:
                 yield event.text_blob

@@ -27,6 +27,7 @@ from loopd_protocol.forensic_commands import FORENSIC_SCOPES, READ_BY_EXPORTERS,
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
 from loopd_protocol.policy import BudgetLimits, PolicyRules
 from loopd_protocol.policy_commands import POLICY_SCOPES, AnyPolicyCommand
+from loopd_protocol.retention_commands import RETENTION_SCOPES, AnyRetentionCommand
 
 IDLE_MIN_S, IDLE_MAX_S = 60, 86_400
 WAKES_MAX = 8
@@ -626,6 +627,7 @@ AnyCommand = (
     | AnyAccessCommand
     | AnyPolicyCommand
     | AnyForensicCommand
+    | AnyRetentionCommand
 )
 
 COMMAND_TYPES: dict[str, type[Command]] = {str(cls.__struct_config__.tag): cls for cls in AnyCommand.__args__}
@@ -677,6 +679,7 @@ SCOPES: dict[str, str] = {
     **ACCESS_SCOPES,
     **POLICY_SCOPES,
     **FORENSIC_SCOPES,
+    **RETENTION_SCOPES,
 }
 """Scope that a principal needs for a command; a `batch` also needs the scope of its inner command."""
 

@@ -19,6 +19,7 @@ from loopd_protocol.forensic_events import AnyForensicEvent
 from loopd_protocol.holds import AnyHold
 from loopd_protocol.policy import BudgetLimit, PolicyRule
 from loopd_protocol.policy_events import AnyPolicyEvent
+from loopd_protocol.retention_events import AnyRetentionEvent
 from loopd_protocol.sources import Source, Trigger
 
 # -- sessions ---------------------------------------------------------------------------------
@@ -753,6 +754,7 @@ AnyEvent = (
     | AnyAccessEvent
     | AnyPolicyEvent
     | AnyForensicEvent
+    | AnyRetentionEvent
 )
 
 EVENT_TYPES: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__}

@@ -58,7 +58,8 @@ class Auditor:
     def see(self, ss: int, at_ms: int, event: ev.Event) -> None:
         """Take in the next event."""
         assert ss == self.ss + 1, f"a gap: {event.kind} has ss {ss} after {self.ss}"
-        assert not self.ended or event.kind == "session.resumed", f"{event.kind} after the end"
+        late = {"session.resumed", "effect.outcome"}
+        assert not self.ended or event.kind in late, f"{event.kind} after the end"
         self.ss, self.at_ms = ss, at_ms
         handler = getattr(self, "_" + event.kind.replace(".", "_"), None)
         if handler is not None:
@@ -97,7 +98,7 @@ class Auditor:
         into_source, into_job, into_ss, _ = self.waiting[event.into]
         assert (into_source, into_job) == ("cron", job)
         assert into_ss > ss, "coalesced into an older one"
-        assert event.count == count + 1, "the count of coalesced occurrences is wrong"
+        assert event.count == count + self.waiting[event.into][3], "the count of coalesced is wrong"
         self.waiting[event.into] = ("cron", job, into_ss, event.count)
 
     def _envelope_delivered(self, event: ev.EnvelopeDelivered) -> None:
@@ -236,16 +237,6 @@ class Auditor:
         self.goal = None if event.status == "cleared" else event.status
         self.goal_set = self.at_ms
 
-    def _cron_changed(self, event: ev.CronChanged) -> None:
-        if event.change == "put":  # its schedule begins anew; the clock may have gone back since
-            past = [
-                key
-                for key, r in self.occurrences.items()
-                if key[0] == event.job and r in FINAL and not key[2]
-            ]
-            for key in past:
-                del self.occurrences[key]
-
     def _cron_occurrence(self, event: ev.CronOccurrence) -> None:
         key = (event.job, event.due_ms, event.manual)
         before = self.occurrences.get(key)
@@ -269,7 +260,8 @@ class Auditor:
 
     def _effect_outcome(self, event: ev.EffectOutcome) -> None:
         assert event.id in self.effects, f"effect {event.id} has an outcome and no intent"
-        assert self.effects[event.id] is None
+        assert self.effects[event.id] in {None, "uncertain"}, "an effect has two outcomes"
+        assert (self.effects[event.id] is None) == (event.outcome not in {"happened", "not_happened"})
         self.effects[event.id] = event.outcome
 
     def _session_created(self, event: ev.SessionCreated) -> None:

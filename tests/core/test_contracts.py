@@ -143,8 +143,9 @@ class SessionMachine(RuleBasedStateMachine):
                     self.expected_due.pop(event.job, None)
                 elif event.change == "put":
                     period = JOBS[event.job][1]
-                    waiting = [w.due_ms or 0 for w in self.world.session.inbox if w.job == event.job]
-                    after = max(self.world.now, *waiting, 0)
+                    known = self.world.audit.occurrences
+                    seen = [due for job, due, manual in known if job == event.job and not manual]
+                    after = max([self.world.now, *seen])
                     self.expected_due[event.job] = (after // period + 1) * period
                     assert event.next_ms == self.expected_due[event.job]
             elif isinstance(event, ev.CronOccurrence) and not event.manual and event.envelope is None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core import schedule
-from loopd.core.inputs import CronChangeRequested, CronPutRequested
+from loopd.core.inputs import CronChangeRequested, CronPutRequested, SuspendRequested
 from loopd.core.session import next_deadline
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -197,11 +197,43 @@ def test_policy_one_delivers_the_newest_missed_moment() -> None:
     assert (delivered.due_ms, delivered.late_ms) == (START_MS + 5 * HOUR, HOUR // 2)
 
 
-def test_policy_all_stands_for_every_missed_moment_in_one_delivery() -> None:
+def test_policy_all_delivers_every_missed_moment_in_one_batch() -> None:
     world = down("all", 5.5)
-    assert results(world) == ["coalesced"] * 4 + ["late"]
+    assert results(world) == ["late"] * 5
     (started,) = world.of(ev.TurnStarted)
-    assert len(started.envelopes) == 1
+    assert len(started.envelopes) == 5
+
+
+def test_policy_all_behind_a_closed_gate_is_one_envelope_that_stands_for_all() -> None:
+    world = World()
+    world.apply(CronPutRequested(by="uid:1", job="j", expr="0 * * * *", text="x", missed="all"))
+    world.apply(SuspendRequested(by="uid:1"))
+    world.tick(START_MS + 5 * HOUR + HOUR // 2)
+    (waiting,) = world.session.inbox
+    assert (waiting.count, waiting.due_ms) == (5, START_MS + 5 * HOUR)
+    assert results(world) == ["coalesced"] * 4 + ["held"]
+
+
+def test_policy_all_delivers_no_more_than_the_inbox_holds() -> None:
+    world = World({"gate.inbox_cap": 3})
+    world.apply(CronPutRequested(by="uid:1", job="j", expr="0 * * * *", text="x", missed="all"))
+    world.tick(START_MS + 5 * HOUR + HOUR // 2)
+    assert results(world) == ["coalesced"] * 2 + ["late"] * 3
+
+
+def test_a_job_that_is_put_again_after_the_clock_went_back_repeats_no_moment() -> None:
+    world = World()
+    put = CronPutRequested(by="uid:1", job="j", expr="0 * * * *", text="x")
+    world.apply(put)
+    world.tick(START_MS + 2 * HOUR)
+    world.whole_turn()
+    assert list(world.audit.occurrences) == [("j", START_MS + HOUR, False), ("j", START_MS + 2 * HOUR, False)]
+    world.apply(CronChangeRequested(by="uid:1", job="j", change="removed"))
+    world.now = START_MS + HOUR // 2  # the auditor sees every account that comes twice
+    world.apply(put)
+    assert next_deadline(world.session, world.house()) == START_MS + 3 * HOUR
+    world.tick_through(START_MS + 3 * HOUR)
+    assert results(world) == ["missed", "fired", "fired"]
 
 
 @pytest.mark.parametrize("missed", ["one", "all"])
@@ -213,7 +245,7 @@ def test_nothing_older_than_the_catch_up_bound_is_delivered(missed: str) -> None
 
 def test_policy_all_reaches_back_as_far_as_the_catch_up_bound() -> None:
     world = down("all", 10.5, catchup_ms=3 * HOUR)
-    assert results(world) == ["missed"] * 7 + ["coalesced"] * 2 + ["late"]
+    assert results(world) == ["missed"] * 7 + ["late"] * 3
 
 
 @pytest.mark.parametrize("missed", ["skip", "one", "all"])
