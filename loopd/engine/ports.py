@@ -9,10 +9,12 @@ from asyncio import Future
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from loopd.core.compaction import Plan
 from loopd.core.conversation import (
     AgentReply,
     AgentRequest,
     Directive,
+    Message,
     StepDone,
     TurnEnd,
     TurnRequest,
@@ -62,6 +64,13 @@ class TurnHost(Protocol):
 
     async def ask(self, request: AgentRequest) -> AgentReply:
         """Carry out one of loopd's own tools for the agent."""
+
+    async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
+        """Carry out a plan on the messages of the running turn; durable, and binding, when this returns.
+
+        Raises:
+            Refused: the turn is over.
+        """
 
     async def step(self, done: StepDone) -> Directive:
         """Hand in a finished step; it is durable and judged when this returns."""
@@ -160,6 +169,15 @@ class Store(Protocol):
 
     async def cron_jobs(self) -> list[dict[str, Any]]:
         """All cron jobs of live sessions, as `cron.list` shows them."""
+
+    async def effects(self, sid: str | None, state: str, limit: int) -> list[dict[str, Any]]:
+        """Tools that were begun and how they ended: `uncertain`, `open` or `any`, newest first."""
+
+    async def with_open_effects(self) -> list[str]:
+        """Sessions with a tool that was begun and has no outcome."""
+
+    async def recoveries(self, limit: int) -> list[dict[str, Any]]:
+        """What the newest boots found and did, newest first."""
 
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Hash of the command, its stored result and its `seq`, for a key that was used before."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from loopd.core import schedule
 from loopd.core.access import Answer
+from loopd.core.compaction import applied, plan_of, shortened
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
 from loopd.engine import reports
@@ -86,6 +87,11 @@ class Queries:
                 result = await self._turn(command)
             case cm.SessionReport():
                 result = await reports.report(self._router, command)
+            case cm.EffectList():
+                whose = None if command.sid is None else self._router.resolve(command.sid)
+                result = {"effects": await self._store.effects(whose, command.state, command.limit)}
+            case cm.RecoveryGet():
+                result = {"boots": await self._store.recoveries(command.limit)}
             case cm.Verify():
                 whose = None if command.sid is None else self._router.resolve(command.sid)
                 result = await self._store.verify(sid=whose, suspended_since=command.suspended_since)
@@ -232,15 +238,16 @@ class Queries:
         done = [e for e in stored if e.kind == "turn.step"]
         if not 1 <= step <= max(1, len(done) + 1):
             raise Refused("not_found", f"step {step} of turn {n}; it has {len(done)} steps", path="$.step")
-        later = await self._later(sid, stored, step)
+        shown = await self._shown(sid, messages, stored, step)
         request = TurnRequest(
             sid=sid,
             n=n,
             trigger=ev.decode(next(e for e in stored if e.kind == "turn.started").body).trigger,  # type: ignore[attr-defined]
-            messages=(*messages, *later),
+            messages=shown,
             workspace=(await self._router.state_of(sid)).workspace,
             tools_withheld=self._withheld(manifest, done, step),
             turns_seen=n - 1,
+            tools=await self._offered(done, step),
         )
         rendered = await self._rendered(sid, request)
         recorded = ev.decode(done[step - 1].body).request_sha256 if step <= len(done) else None  # type: ignore[attr-defined]
@@ -291,15 +298,25 @@ class Queries:
                 messages.append(Message(ss=0, role="system", source=source, text=(text or b"").decode()))
                 continue
             known = found.get((ss, role, call_id))
-            if known is None or content_digest(known) != digest:
+            if known is not None and content_digest(known) != digest:
+                known = _as_shown(known, digest, manifest.shortened)
+            if known is None:
                 missing.append(ss)
                 continue
             messages.append(msgspec.structs.replace(known, ephemeral=ephemeral))
         return messages, missing
 
-    async def _later(self, sid: str, stored: list[StoredEvent], step: int) -> tuple[Message, ...]:
-        """Messages that steps before `step` and notices inside the turn added."""
-        added: list[Message] = []
+    async def _offered(self, done: list[StoredEvent], step: int) -> bytes | None:
+        """The tool schemas of a step as they were offered; None where they were not recorded."""
+        event = ev.decode(done[step - 1].body) if step <= len(done) else None
+        digest = event.tools_sha256 if isinstance(event, ev.TurnStep) else None
+        return None if digest is None else await self._store.blob(digest)
+
+    async def _shown(
+        self, sid: str, messages: list[Message], stored: list[StoredEvent], step: int
+    ) -> tuple[Message, ...]:
+        """What was shown in `step`: with what steps before it and notices added, and compactions took away."""
+        added: list[Message] = list(messages)
         steps = 0
         for item in stored:
             event = ev.decode(item.body)
@@ -308,6 +325,11 @@ class Queries:
                 if steps >= step:
                     break
                 added.extend(step_messages(event, item.ss, await self._blobs(event)))
+            elif isinstance(event, ev.ContextCompacted):
+                summary = event.summary
+                if event.summary_blob is not None:
+                    summary = (await self._blobs(event)).get(event.summary_blob, b"").decode()
+                added = list(applied(added, plan_of(event, summary), item.ss))
             elif isinstance(event, ev.EnvelopeDelivered):
                 number = int(event.id.rsplit("_", 1)[1])
                 for accepted in await self._store.events_at(sid, [number]):
@@ -321,3 +343,8 @@ class Queries:
             if data is not None:
                 blobs[digest] = data
         return blobs
+
+
+def _as_shown(message: Message, digest: str, chars: Sequence[int]) -> Message | None:
+    """The message as a compaction left it, found by its digest; None when it is not to be found."""
+    return next((m for m in (shortened(message, each) for each in chars) if content_digest(m) == digest), None)

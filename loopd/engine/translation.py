@@ -11,6 +11,7 @@ from loopd.core.inputs import (
     CronChangeRequested,
     CronPutRequested,
     DropRequested,
+    EffectResolved,
     EndRequested,
     EnvelopeArrived,
     GateExtendRequested,
@@ -83,6 +84,8 @@ def input_of(command: cm.Command, caller: Caller) -> Input:
             return CronChangeRequested(by=by, job=command.job, change=change)  # type: ignore[arg-type]
         case cm.InboxDrop():
             return DropRequested(by=by, id=command.id)
+        case cm.EffectResolve():
+            return EffectResolved(by=by, id=command.id, outcome=command.outcome, note=command.note)
         case cm.SessionEnd():
             return EndRequested(by=by, reason=command.reason)
         case cm.SessionResume():
@@ -122,6 +125,9 @@ def result_of(command: cm.Command, before: Session, advanced: Advanced) -> Resul
             result["goal"] = goal_view(session)
         case cm.CronPut() | cm.CronPause() | cm.CronResume() | cm.CronRemove() | cm.CronRun():
             result |= _cron_result(command, advanced)
+        case cm.EffectResolve():
+            left = [effect.id for effect in session.effects if effect.uncertain]
+            result |= {"id": command.id, "outcome": command.outcome, "uncertain": left}
         case cm.SessionEnd():
             result |= {"status": session.status, "stop_reason": session.stop_reason}
         case cm.SessionResume():

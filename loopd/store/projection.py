@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import astuple
 
+from loopd.core.effects import RESOLUTIONS
 from loopd.core.inputs import tokens_of
 from loopd.core.passive import passive_row
 from loopd.core.state import Session, Waiting
@@ -95,8 +96,12 @@ EFFECT = Table(
         "intent_seq",
         "outcome",
         "outcome_seq",
+        "resolved_by",
+        "resolved_ms",
+        "note",
     ),
 )
+RECOVERY = Table("recovery", ("boot", "at_ms", "body"), ("boot",), overwriting(("at_ms", "body")))
 
 FOLDED = (
     ("session", SESSION_COLUMNS, ("num",)),
@@ -141,7 +146,8 @@ class Plan:
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
         self._occurrences: dict[tuple[int, str, int, bool], tuple[Any, ...]] = {}
         self._effects: dict[tuple[int, str], list[Any]] = {}
-        self._outcomes: list[tuple[str, int, int, str]] = []
+        self._outcomes: list[tuple[Any, ...]] = []
+        self._recovered: dict[int, tuple[Any, ...]] = {}
         self.frozen: list[bytes | None] = []
 
     def add(
@@ -201,8 +207,12 @@ class Plan:
             insert(connection, EFFECT, [tuple(e) for e in self._effects.values()])
         for outcome in self._outcomes:
             connection.execute(
-                "UPDATE effect SET outcome = ?, outcome_seq = ? WHERE sid = ? AND id = ?", outcome
+                "UPDATE effect SET outcome = ?, outcome_seq = ?, resolved_by = ?, resolved_ms = ?, note = ? "
+                "WHERE sid = ? AND id = ?",
+                outcome,
             )
+        if self._recovered:
+            insert(connection, RECOVERY, list(self._recovered.values()))
         if self.frozen:
             body = self.frozen[-1]
             connection.execute("UPDATE meta SET frozen = ?", (None if body is None else body.decode(),))
@@ -272,15 +282,25 @@ class Plan:
             row.seq,
             "",
             None,
+            None,
+            None,
+            None,
         ]
 
     def _turned_out(self, num: int, _before: Any, _placed: Any, row: Placed) -> None:
         event: ev.EffectOutcome = row.event  # type: ignore[assignment]
         fresh = self._effects.get((num, event.id))
+        settled = event.outcome in RESOLUTIONS
+        by, at_ms = (event.by, row.at_ms) if settled else (None, None)
+        found = (event.outcome, row.seq, by, at_ms, event.note or None)
         if fresh is not None:
-            fresh[-2:] = [event.outcome, row.seq]
+            fresh[-5:] = found
         else:
-            self._outcomes.append((event.outcome, row.seq, num, event.id))
+            self._outcomes.append((*found, num, event.id))
+
+    def _booted(self, _num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        event: ev.DaemonRecovered = row.event  # type: ignore[assignment]
+        self._recovered[event.boot] = (event.boot, row.at_ms, row.body)
 
     def _froze(self, _num: int, _before: Any, _placed: Any, row: Placed) -> None:
         self.frozen.append(row.body if isinstance(row.event, ev.DaemonFrozen) else None)
@@ -293,6 +313,7 @@ _FOLDS: dict[type[ev.Event], str] = {
     ev.CronOccurrence: "_occurred",
     ev.EffectIntent: "_intended",
     ev.EffectOutcome: "_turned_out",
+    ev.DaemonRecovered: "_booted",
     ev.DaemonFrozen: "_froze",
     ev.DaemonUnfrozen: "_froze",
 }

@@ -332,6 +332,44 @@ def idempotent(
     return None if row is None else (row[0], row[1], row[2])
 
 
+_EFFECT = """SELECT s.sid, e.id, e.n, e.call, e.tool, e.tool_class, e.args_sha256, e.intent_seq, i.at_ms, e.outcome,
+    e.outcome_seq, o.at_ms, e.resolved_by, e.note FROM effect AS e JOIN session AS s ON s.num = e.sid
+    LEFT JOIN journal AS i ON i.seq = e.intent_seq LEFT JOIN journal AS o ON o.seq = e.outcome_seq"""
+_EFFECT_STATES = {"uncertain": "e.outcome = 'uncertain'", "open": "e.outcome = ''", "any": "TRUE"}
+
+
+def effects(connection: sqlite3.Connection, sid: str | None, state: str, limit: int) -> list[dict[str, Any]]:
+    """Tools that were begun and how they ended, newest first."""
+    where, values = [_EFFECT_STATES[state]], []
+    if state != "any":
+        where.append("e.outcome IN ('', 'uncertain')")  # word for word the condition of the index
+    if sid is not None:
+        num = session_number(connection, sid)
+        where.append("e.sid = ?")
+        values.append(num or 0)
+    sql = f"{_EFFECT} WHERE {' AND '.join(where)} ORDER BY e.rowid_ DESC LIMIT ?"
+    names = (
+        "sid", "id", "n", "call", "tool", "tool_class", "args_sha256", "seq", "at_ms", "outcome", "outcome_seq",
+        "outcome_ms", "resolved_by", "note",
+    )  # fmt: skip
+    return [dict(zip(names, row, strict=True)) for row in connection.execute(sql, (*values, limit))]
+
+
+def with_open_effects(connection: sqlite3.Connection) -> list[str]:
+    """Sessions with a tool that was begun and has no outcome."""
+    rows = connection.execute(
+        "SELECT DISTINCT s.sid FROM effect AS e JOIN session AS s ON s.num = e.sid "
+        "WHERE e.outcome = '' AND e.outcome IN ('', 'uncertain') ORDER BY s.num"
+    )
+    return [row[0] for row in rows]
+
+
+def recoveries(connection: sqlite3.Connection, limit: int) -> list[dict[str, Any]]:
+    """What the newest boots found and did, newest first."""
+    rows = connection.execute("SELECT at_ms, body FROM recovery ORDER BY boot DESC LIMIT ?", (limit,))
+    return [{"at_ms": at_ms, **msgspec.json.decode(body)} for at_ms, body in rows]
+
+
 def last_boots(connection: sqlite3.Connection, limit: int) -> list[Boot]:
     """The newest boots, newest first."""
     rows = connection.execute("SELECT n, id, epoch, at_ms FROM boot ORDER BY n DESC LIMIT ?", (limit,))

@@ -115,6 +115,18 @@ class Reading(ABC):
         """Events of a session by their `ss`, in order; those that do not exist are left out."""
         return await self._read(queries.events_at, sid, tuple(numbers))
 
+    async def effects(self, sid: str | None, state: str, limit: int) -> list[dict[str, Any]]:
+        """Tools that were begun and how they ended: `uncertain`, `open` or `any`, newest first."""
+        return await self._read(queries.effects, sid, state, limit)
+
+    async def with_open_effects(self) -> list[str]:
+        """Sessions with a tool that was begun and has no outcome."""
+        return await self._read(queries.with_open_effects)
+
+    async def recoveries(self, limit: int) -> list[dict[str, Any]]:
+        """What the newest boots found and did, newest first."""
+        return await self._read(queries.recoveries, limit)
+
     async def last_boots(self, limit: int = 16) -> list[opening.Boot]:
         """The newest boots, newest first, this one included."""
         return await self._read(queries.last_boots, limit)

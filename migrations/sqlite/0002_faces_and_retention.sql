@@ -83,7 +83,7 @@ ALTER TABLE effect ADD COLUMN resolved_by TEXT;
 ALTER TABLE effect ADD COLUMN resolved_ms INTEGER;
 ALTER TABLE effect ADD COLUMN note TEXT;
 
-CREATE INDEX effect_uncertain ON effect (sid) WHERE outcome = 'uncertain';
+CREATE INDEX effect_unknown ON effect (sid) WHERE outcome IN ('', 'uncertain');
 
 -- -- recovery and anchors -----------------------------------------------------------------------------
 
