@@ -46,6 +46,13 @@ READ_ONLY: frozenset[str] = frozenset(
         "audit",
         "consumer.list",
         "webhook.list",
+        "recovery.get",
+        "agents.list",
+        "budget.get",
+        "approval.list",
+        "effect.list",
+        "db.status",
+        "retention.status",
     }
 )
 """Commands that change nothing; every other one gets an idempotency key."""

@@ -18,7 +18,8 @@ class ApprovalRequested(Event, frozen=True, kw_only=True, tag="approval.requeste
         rule: which rule asked, in words.
         until_ms: without an answer by then it is denied.
         permit: only asked whether it may; the intent follows by itself when the tool runs.
-        subjects: what an answer for the whole session will be about: commands or paths.
+        about: `command`, `path` or `tool`: what an answer for the whole session will be about;
+            subjects: which ones.
     """
 
     id: Key
@@ -33,6 +34,7 @@ class ApprovalRequested(Event, frozen=True, kw_only=True, tag="approval.requeste
     until_ms: AtMs
     effect: Key = ""
     permit: bool = False
+    about: Label = "tool"
     subjects: tuple[Reason, ...] = ()
 
 
