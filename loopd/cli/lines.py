@@ -46,7 +46,7 @@ def line(event: dict[str, Any], console: Console, names: dict[str, str]) -> str:
     sid = event.get("sid") or "-"
     if kind == "session.created":
         names[sid] = str(body.get("name") or sid)
-    words = WORDS.get(kind, _unknown)(body)
+    words = WORDS.get(kind, unknown)(body)
     return (
         f"{console.styled(stamp(event['ts']), 'dim')}  {event['seq']:>6}  {safe(names.get(sid, sid))}  "
         f"{console.styled(safe(kind), STYLES.get(kind.partition('.')[0], ''))}  {safe(words)}"
@@ -58,7 +58,8 @@ def _quote(text: Any) -> str:
     return f"“{words[:TEXT_CHARS]}{'…' if len(words) > TEXT_CHARS else ''}”" if words else ""
 
 
-def _unknown(body: Body) -> str:
+def unknown(body: Body) -> str:
+    """The words for a kind that has none: its body as JSON."""
     import json
 
     return json.dumps({name: value for name, value in body.items() if name != "k"})[:TEXT_CHARS]

@@ -51,6 +51,10 @@ class Link:
             self._client = Client(self.path, timeout_s=self.timeout_s, deltas=deltas)
         return self._client
 
+    def twin(self) -> Link:
+        """Another connection to the same daemon, for a second thread."""
+        return Link(self.path, self.timeout_s)
+
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         """Carry out a reading command; the result."""
         return dict(self._answer(command)["r"])

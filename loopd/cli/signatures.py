@@ -158,6 +158,11 @@ def one_session(parser: argparse.ArgumentParser) -> None:
     arg.sid(parser)
 
 
+def top(parser: argparse.ArgumentParser) -> None:
+    """`loopctl top`."""
+    parser.add_argument("session", nargs="?", metavar="SES", help="begin with this session; default: the fleet")
+
+
 def goal_set(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal set`."""
     arg.sid(parser)

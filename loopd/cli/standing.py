@@ -8,6 +8,7 @@ from loopd.cli.instants import span, until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from loopd.cli.run import Run
@@ -90,11 +91,15 @@ def names_of(run: Run, *refs: str) -> dict[str, str]:
 
 def all_sessions(run: Run, **command: Any) -> list[dict[str, Any]]:
     """Every page of `session.list`; by default ended sessions too."""
-    asked = {"t": "session.list", **(command or {"selector": {"ended": True}})}
-    answer = run.link.ask(asked)
+    return pages_of(run.link.ask, {"t": "session.list", **(command or {"selector": {"ended": True}})})
+
+
+def pages_of(ask: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sessions on every page of an answer."""
+    answer = ask(command)
     sessions = list(answer["sessions"])
     while answer.get("next"):
-        answer = run.link.ask({**asked, "after": answer["next"]})
+        answer = ask({**command, "after": answer["next"]})
         sessions += answer["sessions"]
     return sessions
 

@@ -21,4 +21,12 @@ VERBS: dict[str, Verb] = {
         "loopctl ps --sort stagnation",
         "loopctl ps -l team=web -o json",
     ),
+    "top": Verb(
+        "the fleet and its sessions on a live screen",
+        "screen:top",
+        sign.top,
+        "loopctl top",
+        "loopctl top mapper",
+        "NO_COLOR=1 loopctl top",
+    ),
 }
