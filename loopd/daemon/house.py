@@ -164,7 +164,7 @@ class Daemon:
             store.on_commit = committed
             store.on_group = metrics.commit
             dispatcher = Dispatcher(router, Queries(router, self.status), self.stop)
-            doors = anyio.CancelScope()
+            doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
@@ -218,7 +218,8 @@ class Daemon:
                     ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut), principal="daemon"
                 )
                 await router.aclose()
-                doors.cancel()
+                for door in doors:
+                    door.cancel()
                 tasks.cancel_scope.cancel()
         logger.info("stopped", extra={"reason": self.stop_reason})
 
@@ -289,12 +290,13 @@ class Daemon:
 
 
 async def _within(
-    scope: anyio.CancelScope,
+    doors: list[anyio.CancelScope],
     serve: Callable[..., Any],
     *,
     task_status: anyio.abc.TaskStatus[Any] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    with scope:
+    with anyio.CancelScope() as scope:
+        doors.append(scope)
         await serve(task_status=task_status)
 
 
