@@ -129,10 +129,8 @@ class Agents(Section, frozen=True, kw_only=True):
     """Whom agents and their tools run as, and where they reach the daemon."""
 
     user: Annotated[
-        str | None,
+        Annotated[str, Meta(min_length=1, max_length=64)] | None,
         Meta(
-            min_length=1,
-            max_length=64,
             description="Name or number of the user that agents and their tools run as; needs a daemon that is root. Without it there is no isolation.",
         ),
     ] = None
