@@ -27,6 +27,8 @@ from loopd.bus import Bus
 from loopd.config import Config
 from loopd.daemon import standing
 from loopd.drivers import end_leftovers, make_driver
+from loopd.drivers.acp.catalogue import kinds_folder, list_agents
+from loopd.drivers.acp.launch import Premises
 from loopd.drivers.fittings import Fittings
 from loopd.drivers.run_as import RunAs, run_as
 from loopd.engine.clock import OffsetClock, SystemClock
@@ -76,6 +78,7 @@ class Daemon:
         self.lag = LoopLag()
         self.started_ms = self.clock.monotonic_ms()
         self.ready = False
+        self._lasting: anyio.abc.TaskGroup | None = None
         self.stopping = anyio.Event()
         self._hurry = anyio.Event()
         self._cut = 0
@@ -116,6 +119,18 @@ class Daemon:
         self.stop_reason = self.stop_reason or reason
         self.stopping.set()
 
+    @property
+    def _premises(self) -> Premises:
+        return Premises(data=self.data, boot=self.boot, kinds=kinds_folder())
+
+    def _fittings(self) -> Fittings:
+        return Fittings(
+            agents=self._premises, tasks=self._lasting, agent_door=self.agent_door, run_as=self.run_as
+        )
+
+    async def _agents(self) -> list[dict[str, Any]]:
+        return await list_agents(self._premises)
+
     # -- life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -140,9 +155,9 @@ class Daemon:
             self.router = router = Router(
                 store=store,
                 clock=self.clock,
-                make_driver=driver_factory(Fittings(agent_door=self.agent_door, run_as=self.run_as)),
+                make_driver=driver_factory(self._fittings),
                 on_delta=bus.publish_delta,
-                end_leftovers=end_leftovers,
+                end_leftovers=lambda sids: end_leftovers(sids, self._premises),
                 concurrent_turns=config.limits.concurrent_turns,
                 max_sessions=config.limits.max_sessions,
                 crash_loop_boots=config.recovery.crash_loop_boots,
@@ -163,9 +178,10 @@ class Daemon:
 
             store.on_commit = committed
             store.on_group = metrics.commit
-            dispatcher = Dispatcher(router, Queries(router, self.status), self.stop)
+            dispatcher = Dispatcher(router, Queries(router, self.status, self._agents), self.stop)
             doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
+                self._lasting = tasks
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
                     tasks.start_soon(self.lag.run)
@@ -300,11 +316,11 @@ async def _within(
         await serve(task_status=task_status)
 
 
-def driver_factory(fittings: Fittings) -> DriverFactory:
+def driver_factory(fittings: Callable[[], Fittings]) -> DriverFactory:
     """The driver factory of the daemon; proves that the drivers fit the engine's port."""
 
     def make(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
-        return make_driver(sid, spec, workspace, fittings)
+        return make_driver(sid, spec, workspace, fittings())
 
     return make
 

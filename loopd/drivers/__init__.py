@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loopd_protocol.commands import ChatSpec, DriverSpec, ScriptedSpec
+from loopd_protocol.commands import AcpSpec, ChatSpec, DriverSpec, ScriptedSpec
 from loopd_protocol.errors import Refused
 
 if TYPE_CHECKING:
+    from loopd.drivers.acp.launch import Premises
     from loopd.drivers.fittings import Fittings
     from loopd.drivers.host import Driver
 
@@ -46,20 +47,47 @@ def make_driver(
         from loopd.drivers.scripted import ScriptedDriver  # noqa: PLC0415
 
         return ScriptedDriver(chosen)
+    if isinstance(chosen, AcpSpec):
+        return _acp(sid, chosen, workspace, fittings)
     return _chat(sid, chosen, workspace, fittings)
 
 
-def end_leftovers(sids: Collection[str]) -> int:
-    """End what tools of these sessions left running when the daemon died; returns how many processes."""
+def end_leftovers(sids: Collection[str], premises: Premises | None = None) -> int:
+    """End what the last boot left running when it died; returns how many processes.
+
+    Args:
+        sids: sessions that were in the middle of a turn, whose tools may still run.
+        premises: where hosted agents live; those of other boots are ended, whatever their session.
+    """
     from loopd.drivers import shell  # noqa: PLC0415
 
-    return shell.end_leftovers(sids)
+    ended = shell.end_leftovers(sids) if sids else 0
+    if premises is not None:
+        from loopd.drivers.acp.process import end_old_boots  # noqa: PLC0415
+
+        ended += end_old_boots(premises.house, premises.boot)
+    return ended
 
 
 def _chat(sid: str, spec: ChatSpec, workspace: str | None, fittings: Fittings | None) -> Driver:
     from loopd.drivers.chat import ChatDriver  # noqa: PLC0415
 
     return ChatDriver(sid, spec, workspace, fittings=fittings)
+
+
+def _acp(sid: str, spec: AcpSpec, workspace: str | None, fittings: Fittings | None) -> Driver:
+    from loopd.drivers.acp.driver import AcpDriver  # noqa: PLC0415
+    from loopd.drivers.acp.launch import furnished  # noqa: PLC0415
+
+    if fittings is None or fittings.agents is None:
+        raise Refused("invalid", "this house hosts no agents; expected a daemon", path="$.driver.kind")
+    return AcpDriver(
+        sid,
+        spec,
+        workspace,
+        furnished(fittings.agents, fittings.agent_door, fittings.run_as),
+        tasks=fittings.tasks,
+    )
 
 
 def _check_workspace(workspace: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import anyio.abc
 
+from loopd.drivers.acp.launch import Premises
 from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.proxy.door import ProxyDoor
 from loopd.drivers.run_as import RunAs
@@ -27,6 +28,7 @@ class Fittings:
     Attributes:
         chat: `[drivers.chat]` of the configuration.
         proxy: the loopback model proxy, or None where there is none.
+        agents: where hosted agents live, or None where there are none.
         tasks: where a driver's own tasks run that outlive a turn (MCP servers, hosted agents).
         agent_door: gives a hosted agent its `loopd` MCP server, or None where there is no such socket.
         run_as: the user that agents and their tools run as, or None for the daemon's own.
@@ -35,5 +37,6 @@ class Fittings:
     chat: ChatSettings = field(default_factory=ChatSettings)
     proxy: ProxyDoor | None = None
     tasks: anyio.abc.TaskGroup | None = None
+    agents: Premises | None = None
     agent_door: AgentDoor | None = None
     run_as: RunAs | None = None

@@ -118,7 +118,7 @@ class Router:
             elif row.deadline_ms is not None:
                 late = row.deadline_ms <= now
                 self.timers.arm(row.sid, now + random.randrange(BOOT_SPREAD_MS) if late else row.deadline_ms)
-        if running and (ended := self._end_leftovers(running)):
+        if ended := self._end_leftovers(running):  # also what outlived a boot without a running turn
             logger.warning("processes of the last boot ended", extra={"processes": ended})
         await self._feed(running, Ticked())  # loading them is recovering them
         self.recovered = len(running)
