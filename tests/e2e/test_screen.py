@@ -84,7 +84,7 @@ def line_with(shown: str, word: str) -> str:
 
 
 def test_the_operators_day(house: House, daemon: Daemon, terminal: Terminal) -> None:
-    fast = {"continuation.min_gap_ms": 30, "continuation.max_toolless": 1_000}
+    fast = {"continuation.min_gap_ms": 30}
     top(terminal, daemon)
     terminal.until(lambda shown: "0 live" in shown)
     # It degenerates while it is watched: the gate closes in front of our eyes.

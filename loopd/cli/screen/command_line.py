@@ -17,8 +17,9 @@ class Commanded(Screen[None]):
     """A view with a command line. `chosen` is the session that commands are for."""
 
     BINDINGS: ClassVar[list[Any]] = [
-        Binding("slash", "line('/')", "command"),
-        Binding("m", "line('')", "message"),
+        # Before all others: what is typed or pasted right behind them must find the line.
+        Binding("slash", "line('/')", "command", priority=True),
+        Binding("m", "line('')", "message", priority=True),
         Binding("s", "reason('suspend')", "suspend"),
         Binding("u", "at_once('unsuspend')", "unsuspend"),
         Binding("i", "reason('interrupt')", "interrupt"),
@@ -29,6 +30,11 @@ class Commanded(Screen[None]):
     def top(self) -> Top:
         """The application."""
         return cast("Top", self.app)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """In the line a slash is a slash."""
+        del parameters
+        return action != "line" or not isinstance(self.focused, Input)
 
     @property
     def chosen(self) -> str | None:
