@@ -47,6 +47,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         steps_seen: steps of all turns before this one.
         fresh: how many of the last messages are this turn's own input.
         memory: what the driver asked to be remembered.
+        tools: offer these tool schemas (JSON) and no others: a recorded request is rebuilt.
     """
 
     sid: str
@@ -59,6 +60,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     steps_seen: int = 0
     fresh: int = 0
     memory: dict[str, str] = {}
+    tools: bytes | None = None
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
         request_sha256: of the exact bytes that were sent to the model, or None.
         state_fingerprint: digest of everything the agent can change outside, None for unknown.
         compacted: the context was compacted before this step.
+        tools: the tool schemas exactly as they were offered, JSON; None for none or unknown.
+        tools_sha256: filled in by the host, which keeps `tools` as a blob.
     """
 
     text: str = ""
@@ -78,6 +82,8 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
     state_fingerprint: str | None = None
     request_sha256: str | None = None
     compacted: bool = False
+    tools: bytes | None = None
+    tools_sha256: str | None = None
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):

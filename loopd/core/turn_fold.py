@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from loopd.core import rules
+from loopd.core import rules, spending
 from loopd.core.inputs import tokens_of
 from loopd.core.records import TurnRecord, step_record
 from loopd.core.settings import Settings, settings_for
@@ -44,7 +44,7 @@ def turn_started(session: Session, event: ev.TurnStarted, at_ms: int) -> Session
         changes |= {"toolless_continuations": 0, "idle_ms": 0}
     if event.passing:
         changes["last_pass_ms"] = at_ms
-    return replace(session, rules=state, **changes)
+    return spending.begun(replace(session, rules=state, **changes), at_ms)
 
 
 def stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, rules.Verdicts]:
@@ -68,13 +68,11 @@ def stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, 
     if settings.stop.enabled:
         stops = counting.observe(stops, record, found.progress, session.ss)
     tokens = tokens_of(event.usage)
-    spent = session.spent
-    usage = event.usage
-    if usage is not None:
-        spent = replace(
-            spent, input=spent.input + usage.input_tokens, output=spent.output + usage.output_tokens
-        )
-    spent = replace(spent, barren=0 if progressed else spent.barren + tokens)
+    spent = spending.tokens_spent(session.spent, event.charge, event.usage)
+    spent = replace(spent, barren=0 if progressed else spent.barren + spending.barren(event.usage, turn))
+    session = spending.stepped(session, event, at_ms)
+    turn = session.turn
+    assert turn is not None
     return replace(
         session,
         rules=found.state,
@@ -94,6 +92,21 @@ def stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, 
             near=_counted(turn.near, found.near),
         ),
     ), found
+
+
+def compacted(session: Session, event: ev.ContextCompacted, at_ms: int) -> Session:
+    """The summary of the context cost tokens; it is no step."""
+    usage = event.usage
+    if usage is None:
+        return session
+    session = spending.charge(session, event.charge, at_ms)
+    turn, tokens = session.turn, tokens_of(usage)
+    spent = spending.tokens_spent(session.spent, event.charge, usage)
+    return replace(
+        session,
+        spent=replace(spent, barren=spent.barren + tokens),
+        turn=None if turn is None else replace(turn, tokens=turn.tokens + tokens),
+    )
 
 
 def _manner(session: Session, settings: Settings, trigger: Trigger, at_ms: int, skip: tuple[str, ...]) -> Any:
@@ -134,8 +147,10 @@ def completed(session: Session, event: ev.TurnCompleted, at_ms: int) -> tuple[Se
         toolless = 0
     elif turn.trigger is Trigger.CONTINUATION and event.outcome in JUDGED_OUTCOMES:
         toolless += 1
+    session = spending.charge(session, event.charge, at_ms)
     return replace(
         session,
+        **_next_settings(session),
         turn=None,
         rules=found.state,
         last_turn_ms=at_ms,
@@ -152,4 +167,14 @@ def interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Sess
     boots = session.crash_boots
     if event.cause == "crash" and event.boot not in boots:
         boots = (*boots, event.boot)[-CRASH_BOOTS_KEPT:]
-    return replace(session, turn=None, last_turn_ms=at_ms, crash_boots=boots)
+    session = spending.charge(session, event.charge, at_ms)
+    return replace(
+        session, **_next_settings(session), turn=None, last_turn_ms=at_ms, crash_boots=boots
+    )
+
+
+def _next_settings(session: Session) -> dict[str, Any]:
+    """What was set while the turn ran holds from its end on."""
+    if session.next_overrides is None:
+        return {}
+    return {"overrides": session.next_overrides, "next_overrides": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopd.core import gate, ladder, provider, stopping
+from loopd.core import approvals, budgets, gate, ladder, provider, stopping
 from loopd.core.inputs import StepReported, TurnEnded
 from loopd_protocol import events as ev
 from loopd_protocol.sources import Source
@@ -17,6 +17,15 @@ def stepped(decision: Decision, given: StepReported) -> None:
     """Record a step, act on what the rules found, show waiting notes to the model."""
     turn, done = decision.session.turn, given.done
     assert turn is not None
+    before = budgets.purses(decision)
+    charge = budgets.charge(
+        decision,
+        done.usage,
+        cost_micro=given.cost_micro,
+        model=given.model,
+        priced=given.priced,
+        prepaid=turn.prepaid,
+    )
     found = decision.judged(
         ev.TurnStep(
             n=turn.n,
@@ -32,10 +41,16 @@ def stepped(decision: Decision, given: StepReported) -> None:
             request_sha256=done.request_sha256,
             phase=decision.session.phase or None,
             compacted=done.compacted,
+            tools_sha256=done.tools_sha256,
+            charge=charge,
         )
     )
+    budgets.warn(decision, charge)
+    budgets.tell(decision, before)
     ladder.act_on(decision, found)
     stopping.act_on(decision)
+    if done.calls:
+        budgets.stop_spent(decision)
     turn = decision.session.turn
     assert turn is not None
     limit = turn.steps >= decision.settings.turn.max_steps
@@ -50,9 +65,13 @@ def ended(decision: Decision, given: TurnEnded) -> None:
     """Record the end of a turn and go on with what waits."""
     turn, end = decision.session.turn, given.end
     assert turn is not None
+    approvals.drop(decision)
+    turn = decision.session.turn
+    if turn is None:  # a denied question ended the session
+        return
     outcome: str = end.outcome
     if turn.stopping is not None:
-        outcome = "stopped_by_rule"
+        outcome = "budget" if turn.stopping.startswith("budget:") else "stopped_by_rule"
     elif turn.steps >= decision.settings.turn.max_steps and outcome == "completed":
         outcome = "step_limit"
     found = decision.judged(
@@ -63,6 +82,8 @@ def ended(decision: Decision, given: TurnEnded) -> None:
             duration_ms=max(0, decision.now - turn.started_ms),
             error=end.error[:4_000],
             near_misses=turn.near,
+            charge=budgets.charge(decision, None),
+            cause=end.cause if outcome in {"model_error", "failed"} else "",
         )
     )
     stopped_by = turn.stopping

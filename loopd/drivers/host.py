@@ -6,10 +6,19 @@ proves in `loopd.daemon` that they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from loopd.core.conversation import AgentReply, AgentRequest, Directive, StepDone, TurnEnd, TurnRequest
+from loopd.core.compaction import Plan
+from loopd.core.conversation import (
+    AgentReply,
+    AgentRequest,
+    Directive,
+    Message,
+    StepDone,
+    TurnEnd,
+    TurnRequest,
+)
 from loopd_protocol.events import ToolCall
 
 OWN_TOOLS: tuple[str, ...] = ("request_idle", "update_goal", "wake_me", "report_phase", "report_progress")
@@ -42,6 +51,13 @@ class TurnHost(Protocol):
 
     async def ask(self, request: AgentRequest) -> AgentReply:
         """Carry out one of loopd's own tools."""
+
+    async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
+        """Carry out a plan on the messages of the running turn; durable, and binding, when this returns.
+
+        Raises:
+            Refused: the turn is over.
+        """
 
     async def step(self, done: StepDone) -> Directive:
         """Hand in a finished step."""

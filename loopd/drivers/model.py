@@ -6,7 +6,7 @@ httpx is imported on the first call, not with the daemon.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ import msgspec
 
 from loopd.drivers.retry import Fault, fault_of_error, fault_of_status
 from loopd.drivers.sse import EventParser, EventTooLarge
-from loopd.drivers.wire import Answer, BadChunk, ErrorChunk
+from loopd.drivers.wires.answer import Answer, BadChunk, ErrorChunk
 
 if TYPE_CHECKING:
     import httpx
@@ -59,16 +59,14 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def open_client(base_url: str, api_key: str | None, limits: Limits) -> httpx.AsyncClient:
+def open_client(base_url: str, more_headers: Mapping[str, str], limits: Limits) -> httpx.AsyncClient:
     """A client for one turn. Proxies from the environment are used, but never towards loopback."""
     import httpx  # noqa: PLC0415
 
     parts = urlsplit(base_url)
     headers = {"accept": "text/event-stream", "content-type": "application/json", "user-agent": "loopd"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
     return httpx.AsyncClient(
-        headers=headers,
+        headers=headers | dict(more_headers),
         timeout=httpx.Timeout(limits.first_s, connect=limits.connect_s),
         trust_env=parts.hostname not in _LOOPBACK,
         verify=_tls() if parts.scheme == "https" else False,
@@ -77,9 +75,15 @@ def open_client(base_url: str, api_key: str | None, limits: Limits) -> httpx.Asy
 
 
 async def ask_model(
-    client: httpx.AsyncClient, url: str, body: bytes, show: Callable[[str], None], limits: Limits
+    client: httpx.AsyncClient,
+    url: str,
+    body: bytes,
+    answer: Answer,
+    *,
+    show: Callable[[str], None],
+    limits: Limits,
 ) -> Answer:
-    """Send `body` and collect the streamed answer; `show` gets the visible text as it comes.
+    """Send `body` and collect the streamed answer in `answer`; `show` gets the visible text as it comes.
 
     Raises:
         CallFailed: with the fault. What was shown before stays shown.
@@ -90,7 +94,7 @@ async def ask_model(
         async with client.stream("POST", url, content=body) as response:
             if response.status_code != 200:
                 raise CallFailed(await _refusal(response))
-            return await _read(response, show, limits)
+            return await _read(response, answer, show, limits)
     except httpx.ConnectTimeout as error:
         raise CallFailed(_unreachable(f"no connection within {limits.connect_s:g} s")) from error
     except httpx.TimeoutException as error:
@@ -103,16 +107,17 @@ async def ask_model(
         raise CallFailed(_unreachable(_named(error))) from error
 
 
-async def _read(response: httpx.Response, show: Callable[[str], None], limits: Limits) -> Answer:
-    answer = Answer()
+async def _read(
+    response: httpx.Response, answer: Answer, show: Callable[[str], None], limits: Limits
+) -> Answer:
     media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         async for data in _events(response, limits, plain=media == "application/json"):
-            if data.strip() == "[DONE]":
-                return _whole(answer)
             fresh = answer.take(data)
             if fresh:
                 show(fresh)
+            if answer.done:
+                return answer
             if answer.size > limits.answer_chars:
                 answer.finish = "cut"
                 return answer
@@ -123,15 +128,9 @@ async def _read(response: httpx.Response, show: Callable[[str], None], limits: L
     except ErrorChunk as error:
         raise CallFailed(fault_of_error(error.error)) from error
     if answer.finish is None and media == "application/json":
-        return _whole(answer)
+        answer.finish = "stop"
     if answer.finish is None:
         raise CallFailed(_unreachable("the stream ended in the middle of an answer"))
-    return answer
-
-
-def _whole(answer: Answer) -> Answer:
-    if answer.finish is None:
-        answer.finish = "stop"
     return answer
 
 

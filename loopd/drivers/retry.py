@@ -18,11 +18,22 @@ CAUSES: tuple[str, ...] = (
     "auth",
     "rejected",
     "chanting",
+    "context_overflow",
+    "error_prose",
 )
-"""Why a model call failed. `rejected`: the endpoint understood and refused (4xx); a retry cannot help."""
+"""Why a model call failed. `rejected`: the endpoint understood and refused (4xx); a retry cannot help.
+`context_overflow`: the request is longer than the model can read. `error_prose`: the answer's text is an
+error that the endpoint told in words."""
 
 RETRYABLE: frozenset[str] = frozenset({"rate_limited", "overloaded", "unreachable", "server_error"})
 _OVERLOADED = re.compile(r"overload|at capacity|high demand|too busy", re.IGNORECASE)
+_OVERFLOW = re.compile(
+    r"context_length_exceeded|context.{0,20}(?:length|window|size).{0,60}(?:exceed|too|larger|limit)"
+    r"|exceed\w*.{0,40}context|maximum context|prompt is too long|input (?:is|was)? ?too long"
+    r"|too many (?:input )?tokens|input length.{0,40}exceed|request_too_large",
+    re.IGNORECASE | re.DOTALL,
+)
+_AUTH = re.compile(r"authentication|permission_error|invalid.{0,10}api.?key|unauthorized", re.IGNORECASE)
 _EXHAUSTED = re.compile(r"insufficient_quota|billing_hard_limit|credit balance", re.IGNORECASE)
 
 
@@ -84,7 +95,9 @@ def fault_of_status(status: int, headers: Mapping[str, str], body: str) -> Fault
         headers: response headers, names in lower case.
         body: beginning of the answer's body.
     """
-    if status in {401, 403}:
+    if status in {400, 413, 422, 500} and _OVERFLOW.search(body):
+        cause, retryable = "context_overflow", False
+    elif status in {401, 403}:
         cause, retryable = "auth", False
     elif status == 429:
         cause, retryable = "rate_limited", not _EXHAUSTED.search(body)
@@ -112,8 +125,14 @@ def fault_of_error(error: object) -> Fault:
     code = fields.get("code")
     if isinstance(code, int) and 400 <= code < 600:
         return fault_of_status(code, {}, text)
+    if _OVERFLOW.search(text):
+        return Fault(cause="context_overflow", message=text[:300])
+    if _AUTH.search(text):
+        return Fault(cause="auth", message=text[:300])
     if _EXHAUSTED.search(text):
         return Fault(cause="rate_limited", message=text[:300])
+    if "invalid_request" in text or "not_found" in text:
+        return Fault(cause="rejected", message=text[:300])
     if re.search(r"rate.?limit", text, re.IGNORECASE):
         return Fault(cause="rate_limited", message=text[:300], retryable=True)
     if _OVERLOADED.search(text):

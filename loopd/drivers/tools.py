@@ -1,8 +1,8 @@
 """The tools that a chat model is offered, and how each call is carried out.
 
 Every call ends in a `ToolCall` with a result for the model: unknown tools and bad arguments are
-results with `error_class` `schema`, refusals `denied`, failures of a tool `tool`. Calls run one after
-the other, in the order in which they were asked for.
+results with `error_class` `schema`, refusals `denied`, failures of a tool `tool`. Which calls of one
+answer run at the same time is up to `loopd.drivers.batch`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from msgspec import Meta
 from loopd.core.agent_schemas import AGENT_TOOLS
 from loopd.core.conversation import AgentRequest
 from loopd.core.tools import tool_class
+from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import OWN_TOOLS, TurnHost
 from loopd.drivers.run_as import RunAs
@@ -34,14 +35,16 @@ T = TypeVar("T")
 
 RESULT_CHARS = 2 * KEEP_BYTES
 """A longer result is cut in the middle before it goes back to the model; digests are of the whole."""
-SHELL_DEFAULT_S, SHELL_MAX_S = 120, 3_600
+SHELL_MAX_S = 3_600
+BESIDE = frozenset({"shell", "read_file"})
+"""Tools of which several calls run at the same time when they are asked for in a row."""
 
 _Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
 
 
 class _Shell(msgspec.Struct, forbid_unknown_fields=True):
     command: Annotated[str, Meta(min_length=1, max_length=100_000)]
-    timeout_secs: Annotated[int, Meta(ge=1, le=SHELL_MAX_S)] = SHELL_DEFAULT_S
+    timeout_secs: Annotated[int, Meta(ge=1, le=SHELL_MAX_S)] | None = None
 
 
 class _Read(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,15 +92,21 @@ OWN_SCHEMAS: tuple[dict[str, Any], ...] = tuple(
     for tool in AGENT_TOOLS
 )
 
-WORKSPACE_SCHEMAS: tuple[dict[str, Any], ...] = (
-    _tool(
+
+def shell_schema(timeout_s: int) -> dict[str, Any]:
+    """The shell, whose commands end after `timeout_s` when they name no time."""
+    return _tool(
         "shell",
         "Run a command with sh in the workspace and get its output (stdout and stderr together) and exit code. "
-        "Background processes are ended together with the command.",
+        "Background processes are ended together with the command. Commands asked for in one answer run at "
+        "the same time: join with && what depends on another.",
         ("command",),
         command=_text("the command line"),
-        timeout_secs=_whole(f"when to give up; {SHELL_DEFAULT_S} if left out", 1, SHELL_MAX_S),
-    ),
+        timeout_secs=_whole(f"when to give up; {timeout_s} if left out", 1, SHELL_MAX_S),
+    )
+
+
+FILE_SCHEMAS: tuple[dict[str, Any], ...] = (
     _tool(
         "read_file",
         "Read a text file of the workspace.",
@@ -125,6 +134,30 @@ WORKSPACE_SCHEMAS: tuple[dict[str, Any], ...] = (
 )
 
 
+class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool of somebody else gave; `sha256` and `size` are of the whole, `text` may be cut."""
+
+    ok: bool
+    text: str
+    sha256: str
+    size: int
+    error_class: str | None = None
+
+
+class ForeignTools(Protocol):
+    """Tools that are not loopd's own."""
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """As they are offered now, in the form of chat-completions."""
+
+    def has(self, name: str) -> bool:
+        """Whether a tool is one of these."""
+
+    async def call(self, name: str, args: dict[str, Any]) -> ForeignResult:
+        """Carry out a call; what goes wrong is in the result."""
+
+
 class _Result(msgspec.Struct, kw_only=True):
     """What a tool gave: its whole output for the digest, and the text for the model when that differs."""
 
@@ -145,6 +178,8 @@ class Toolbox:
         workspace: directory for files and shell, or None: then those tools do not exist.
         shell_env: the environment that commands inherit from; only an allow-list of it gets through.
         run_as: the user that commands run as and that files are opened as; None: the daemon's own.
+        settings: times and sizes.
+        mcp: tools of the session's MCP servers; which they are may change between turns.
     """
 
     def __init__(
@@ -154,15 +189,36 @@ class Toolbox:
         *,
         shell_env: Mapping[str, str] | None = None,
         run_as: RunAs | None = None,
+        settings: ChatSettings | None = None,
+        mcp: ForeignTools | None = None,
     ) -> None:
         self._run_as = run_as
+        self._settings = settings or ChatSettings()
+        self._mcp = mcp
         self.workspace = Workspace(workspace) if workspace is not None else None
         self.sensor = (
             WorkspaceSensor(self.workspace.root, run_as=run_as) if self.workspace is not None else None
         )
-        self.schemas = OWN_SCHEMAS + (WORKSPACE_SCHEMAS if self.workspace is not None else ())
-        self.names = tuple(str(schema["function"]["name"]) for schema in self.schemas)
+        self._schemas = OWN_SCHEMAS
+        if self.workspace is not None:
+            self._schemas += (shell_schema(self._settings.tool_timeout_s), *FILE_SCHEMAS)
         self._env = environment(sid, os.environ if shell_env is None else shell_env)
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """All tools, in the form of chat-completions."""
+        return self._schemas if self._mcp is None else self._schemas + self._mcp.schemas
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(str(schema["function"]["name"]) for schema in self.schemas)
+
+    def lane(self, name: str) -> str | None:
+        """Calls that follow one another in the same lane may run at the same time; None: it runs alone."""
+        if self._mcp is not None and self._mcp.has(name):
+            return "mcp"
+        return name if name in BESIDE else None
 
     async def fingerprint(self) -> str | None:
         """State fingerprint of the workspace, None for unknown or no workspace."""
@@ -173,22 +229,39 @@ class Toolbox:
         call = msgspec.structs.replace(call, tool_class=tool_class(call.name, call.args))
         if call.name not in self.names:
             known = ", ".join(self.names)
-            return _done(call, _schema(f"there is no tool {call.name!r}; the tools are: {known}")), False
+            return self._done(call, _schema(f"there is no tool {call.name!r}; the tools are: {known}")), False
         if not isinstance(call.args, dict) or set(call.args) == {"_raw"}:
-            return _done(
+            return self._done(
                 call, _schema(f"the arguments of {call.name} are no JSON object; expected one")
             ), False
         if call.name in OWN_TOOLS:
             result = await _ask(call, host)
-            return _done(call, result), result.ends_turn
+            return self._done(call, result), result.ends_turn
+        if self._mcp is not None and self._mcp.has(call.name):
+            runner = functools.partial(self._foreign, self._mcp, call.name)
+            return self._done(call, await self._effect(call, host, runner, call.args)), False
         runner, shape = self._runners()[call.name]
         try:
             args = msgspec.convert(call.args, shape, strict=False)
         except msgspec.ValidationError as error:
-            return _done(call, _schema(f"arguments of {call.name}: {error}")), False
+            return self._done(call, _schema(f"arguments of {call.name}: {error}")), False
         if shape is _Read:
-            return _done(call, await _guarded(runner, args)), False
-        return _done(call, await self._effect(call, host, runner, args)), False
+            return self._done(call, await _guarded(runner, args)), False
+        return self._done(call, await self._effect(call, host, runner, args)), False
+
+    def _done(self, call: ToolCall, result: _Result) -> ToolCall:
+        return _done(call, result, self._settings.tool_result_chars)
+
+    @staticmethod
+    async def _foreign(mcp: ForeignTools, name: str, args: dict[str, Any]) -> _Result:
+        result = await mcp.call(name, args)
+        return _Result(
+            ok=result.ok,
+            text=result.text,
+            sha256=result.sha256,
+            size=result.size,
+            error_class=result.error_class,
+        )
 
     def _runners(self) -> dict[str, tuple[Callable[[Any], Awaitable[_Result]], type[msgspec.Struct]]]:
         return {
@@ -221,18 +294,19 @@ class Toolbox:
         assert self.workspace is not None
         assert self.sensor is not None
         self.sensor.ran_shell()
+        timeout_s = args.timeout_secs or self._settings.tool_timeout_s
         ran = await run_shell(
             args.command,
             cwd=os.fspath(self.workspace.root),
             env=self._env,
-            timeout_s=args.timeout_secs,
+            timeout_s=timeout_s,
             run_as=self._run_as,
         )
         text = (ran.head + _gap(ran.size - len(ran.head) - len(ran.tail)) + ran.tail).decode(
             "utf-8", "replace"
         )
         if ran.ended == "timeout":
-            note = f"[ended after {args.timeout_secs} s; it had not finished]"
+            note = f"[ended after {timeout_s} s; it had not finished]"
         elif ran.ended == "output":
             note = f"[ended: more than {ran.size} bytes of output]"
         else:
@@ -293,7 +367,7 @@ class Toolbox:
 def denied(call: ToolCall, text: str) -> ToolCall:
     """The call with a result that says why it did not run."""
     call = msgspec.structs.replace(call, tool_class=tool_class(call.name, call.args))
-    return _done(call, _Result(ok=False, text=text, error_class="denied"))
+    return _done(call, _Result(ok=False, text=text, error_class="denied"), RESULT_CHARS)
 
 
 async def _ask(call: ToolCall, host: TurnHost) -> _Result:
@@ -325,7 +399,7 @@ def _gap(size: int) -> bytes:
     return b"\n[... %d bytes left out ...]\n" % size if size > 0 else b""
 
 
-def _done(call: ToolCall, result: _Result) -> ToolCall:
+def _done(call: ToolCall, result: _Result, result_chars: int) -> ToolCall:
     sha256, size = result.sha256, result.size
     if sha256 is None:
         data = result.text.encode("utf-8", "surrogatepass")
@@ -333,7 +407,7 @@ def _done(call: ToolCall, result: _Result) -> ToolCall:
     return msgspec.structs.replace(
         call,
         ok=result.ok,
-        result=_cut(result.text),
+        result=_cut(result.text, result_chars),
         result_sha256=sha256,
         result_bytes=size,
         exit_code=result.exit_code,
@@ -341,8 +415,8 @@ def _done(call: ToolCall, result: _Result) -> ToolCall:
     )
 
 
-def _cut(text: str) -> str:
-    if len(text) <= RESULT_CHARS + 200:
+def _cut(text: str, chars: int) -> str:
+    if len(text) <= chars + 200:
         return text
-    half = RESULT_CHARS // 2
+    half = chars // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

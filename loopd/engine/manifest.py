@@ -31,6 +31,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         skip, keep: of the rows of `base` behind its system prompt, `keep` rows behind the first `skip`.
         system: the rows of the system prompt; their content is a blob of its own.
         messages: the rows behind those that are taken over, in order.
+        shortened: results and arguments of old steps may have been cut to so many characters; the
+            digest of a row says whether they were.
     """
 
     v: int
@@ -44,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver_sha256: str
     config_revision: str
     gate_gen: int
+    shortened: tuple[int, ...] = ()
 
 
 def sha256(data: bytes) -> str:
@@ -74,6 +77,7 @@ class Manifests:
         driver_sha256: str,
         config_revision: str,
         gate_gen: int,
+        shortened: tuple[int, ...] = (),
     ) -> tuple[str, dict[str, bytes]]:
         """The digest of a turn's manifest, and the blobs that it needs."""
         blobs: dict[str, bytes] = {}
@@ -99,6 +103,7 @@ class Manifests:
             driver_sha256=driver_sha256,
             config_revision=config_revision,
             gate_gen=gate_gen,
+            shortened=shortened,
         )
         data = msgspec.json.encode(body)
         digest = sha256(data)

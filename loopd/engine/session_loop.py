@@ -285,6 +285,7 @@ class SessionLoop:
             driver_sha256=self._driver_sha256,
             config_revision=config_revision(self.settings),
             gate_gen=event.gate_gen,
+            shortened=self.history.shortened,
         )
         blobs.update(more)
         return msgspec.structs.replace(event, manifest=digest), digest

@@ -7,12 +7,13 @@ port. The checks raise `AssertionError` and nothing else when a promise is broke
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from loopd.core.compaction import Plan, applied
 from loopd.core.conversation import (
     AgentReply,
     AgentRequest,
@@ -54,6 +55,7 @@ class RecordingHost:
         self.deltas: list[str] = []
         self.partial = ""
         self.steps: list[StepDone] = []
+        self.plans: list[Plan] = []
         self.retries: list[tuple[int, str, int]] = []
         self.effects: list[tuple[str, str]] = []
         self.asked: list[AgentRequest] = []
@@ -113,6 +115,13 @@ class RecordingHost:
         self.log.append("ask")
         self.asked.append(request)
         return self._replies.get(request.name, AgentReply(ok=True, text="noted"))
+
+    async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
+        """Keep a plan and carry it out."""
+        await anyio.lowlevel.checkpoint()
+        self.log.append("compacted")
+        self.plans.append(plan)
+        return applied(before, plan, 10_000 + len(self.plans))
 
     async def step(self, done: StepDone) -> Directive:
         """Keep a step."""

@@ -25,6 +25,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from loopd.core.compaction import Plan, applied
 from loopd.core.conversation import (
     AgentReply,
     AgentRequest,
@@ -141,6 +142,12 @@ class _Listener:
         del text
         return True
 
+    def frame(self, line: bytes) -> None:
+        """There is no protocol."""
+
+    async def remember(self, key: str, value: str) -> None:
+        """There is nothing to remember."""
+
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Tell on stderr."""
         print(f"retry {attempt} in {delay_ms} ms: {cause}", file=sys.stderr)
@@ -154,6 +161,10 @@ class _Listener:
     async def ask(self, request: AgentRequest) -> AgentReply:
         """No tools are offered."""
         return AgentReply(ok=False, text=f"no tool {request.name}")
+
+    async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
+        """No session is that long here."""
+        return applied(before, plan, 0)
 
     async def step(self, done: StepDone) -> Directive:
         """Keep the text."""

@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 
 from loopd.core.conversation import Message
 from loopd.drivers.tools import OWN_SCHEMAS
-from loopd.drivers.wire import (
-    CONTINUED,
-    UNKNOWN_RESULT,
-    Answer,
-    BadChunk,
-    ErrorChunk,
-    chat_messages,
-    request_bytes,
-)
+from loopd.drivers.wires.answer import BadChunk, ErrorChunk
+from loopd.drivers.wires.completions import CompletionsAnswer as Answer
+from loopd.drivers.wires.completions import chat_messages, request_bytes
+from loopd.drivers.wires.mending import CONTINUED, UNKNOWN_RESULT
 from loopd_protocol.commands import ChatSpec
 from loopd_protocol.events import ToolCall, Usage
 
