@@ -35,6 +35,14 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     blob: str | None = None
 
 
+class HouseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What belongs to the daemon and to no session: a token, a consumer, a webhook. `body` None forgets it."""
+
+    kind: str
+    id: str
+    body: bytes | None
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One atomic write: events of one session (or of the daemon) and the state after them.
 
@@ -45,6 +53,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             None for events of the daemon. Projections are the difference.
         blobs: content by SHA-256 (hex) of the bytes.
         cause_seq: `seq` of the event that led to these, or None.
+        house: rows of the house that are written with them; an append of the daemon may be these alone.
     """
 
     sid: str | None
@@ -56,6 +65,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     blobs: Mapping[str, bytes] = {}
     cause_seq: int | None = None
     idempotency: Idempotency | None = None
+    house: tuple[HouseRow, ...] = ()
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):

@@ -179,6 +179,9 @@ class Store(Protocol):
     async def recoveries(self, limit: int) -> list[dict[str, Any]]:
         """What the newest boots found and did, newest first."""
 
+    async def house(self, kind: str) -> dict[str, bytes]:
+        """Rows of the house of one kind (see `HouseRow`), by id."""
+
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Hash of the command, its stored result and its `seq`, for a key that was used before."""
 

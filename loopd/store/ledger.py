@@ -18,7 +18,7 @@ import msgspec
 
 from loopd import failpoints
 from loopd.core.writes import Append, Appended, StoredEvent
-from loopd.store import chain
+from loopd.store import chain, house
 from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
 from loopd.store.projection import Placed, Plan
 from loopd.store.statements import Table, insert
@@ -338,6 +338,9 @@ class Ledger:
             insert(self._connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
         plan.write(self._connection)
         insert(self._connection, JOURNAL, rows)
+        for item in items:
+            if item.append.house:
+                house.write(self._connection, item.append.house)
         if keys:
             insert(self._connection, IDEMPOTENCY, keys)
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow, StoredEvent
-from loopd.store import opening, queries
+from loopd.store import house, opening, queries
 from loopd.store.request import Request
 
 P = ParamSpec("P")
@@ -146,6 +146,10 @@ class Reading(ABC):
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Command hash, result and `seq` of a key that was used within seven days, or None."""
         return await self._read(queries.idempotent, principal, key, self.last_at_ms)
+
+    async def house(self, kind: str) -> dict[str, bytes]:
+        """Rows of the house of one kind, by id."""
+        return await self._read(house.rows_of, kind)
 
     async def verify(
         self,

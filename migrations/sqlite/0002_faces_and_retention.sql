@@ -3,61 +3,16 @@
 -- Unreleased: until it is, whoever needs a column edits this file in place and says so in its tests.
 -- The runner wraps this file in a transaction and sets user_version.
 
--- -- access ---------------------------------------------------------------------------------------
+-- -- the house -------------------------------------------------------------------------------------
 
-CREATE TABLE token (
-    id         INTEGER PRIMARY KEY,
-    kid        TEXT    NOT NULL UNIQUE,  -- the part of a bearer token that may be shown
-    sha256     BLOB    NOT NULL CHECK (length(sha256) = 32),
-    name       TEXT    NOT NULL,
-    principal  TEXT    NOT NULL,
-    scopes     TEXT    NOT NULL,         -- JSON array
-    selector   TEXT    NOT NULL,         -- JSON object; '{}' is every session
-    sid        TEXT,                     -- the one session of an agent's token
-    created_ms INTEGER NOT NULL,
-    created_by TEXT    NOT NULL,
-    expires_ms INTEGER,
-    revoked_ms INTEGER
-) STRICT;
-
--- -- consumers and webhooks -------------------------------------------------------------------------
-
-CREATE TABLE consumer (
-    id         INTEGER PRIMARY KEY,
-    name       TEXT    NOT NULL UNIQUE,
-    principal  TEXT    NOT NULL,
-    log_id     TEXT    NOT NULL,
-    cursor     INTEGER NOT NULL,         -- last seq that was acknowledged
-    selector   TEXT    NOT NULL,
-    created_ms INTEGER NOT NULL,
-    acked_ms   INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE webhook (
-    id         INTEGER PRIMARY KEY,
-    name       TEXT    NOT NULL UNIQUE,
-    url        TEXT    NOT NULL,
-    secret     TEXT    NOT NULL,         -- of the signature; never shown again
-    selector   TEXT    NOT NULL,
-    enabled    INTEGER NOT NULL,
-    created_ms INTEGER NOT NULL,
-    created_by TEXT    NOT NULL,
-    cursor     INTEGER NOT NULL,         -- last seq that was delivered or given up
-    attempts   INTEGER NOT NULL,         -- at what follows the cursor
-    next_ms    INTEGER,
-    last_ok_ms INTEGER,
-    last_error TEXT    NOT NULL
-) STRICT;
-
-CREATE TABLE dead_letter (
-    id       INTEGER PRIMARY KEY,
-    webhook  INTEGER NOT NULL REFERENCES webhook (id) ON DELETE CASCADE,
-    seq      INTEGER NOT NULL,
-    attempts INTEGER NOT NULL,
-    error    TEXT    NOT NULL,
-    at_ms    INTEGER NOT NULL,
-    UNIQUE (webhook, seq)
-) STRICT;
+-- Tokens, consumers, webhooks and their dead letters: what belongs to the daemon and to no session. The store
+-- keeps the bodies (JSON) without reading them; each is written in the transaction that tells of it.
+CREATE TABLE house (
+    kind TEXT NOT NULL,
+    id   TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
 
 -- -- approvals ----------------------------------------------------------------------------------------
 
