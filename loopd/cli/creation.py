@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from loopd.cli.agents import acp_fields
 from loopd.cli.exits import Failure
 
 TYPE_CHECKING = False
@@ -27,6 +28,8 @@ def _session(args: argparse.Namespace) -> dict[str, Any]:
         raise Failure("invalid", f"driver in {args.file} is {driver!r}; expected a table", path="$.driver")
     if args.driver and args.driver != driver.get("kind"):
         driver = {"kind": args.driver}
+    elif (args.agent or args.agent_command) and not driver:
+        driver = {"kind": "acp"}
     for name, value in (
         ("script", args.script),
         ("delay_ms", args.delay),
@@ -44,7 +47,9 @@ def _session(args: argparse.Namespace) -> dict[str, Any]:
         if value is not None:
             driver[name] = value
     if "kind" not in driver:
-        raise Failure("usage", "which driver? expected --driver scripted or --driver chat, or -f FILE")
+        raise Failure("usage", "which driver? expected --driver scripted, chat or acp, or -f FILE")
+    if driver["kind"] == "acp":
+        acp_fields(args, driver, base)
     for name, kind in (("script", "scripted"), ("base_url", "chat"), ("model", "chat")):
         if driver["kind"] == kind and not driver.get(name):
             raise Failure("usage", f"--driver {kind} needs --{name.replace('_', '-')}")

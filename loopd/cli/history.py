@@ -143,6 +143,9 @@ def _show_record(run: Run, prompt: dict[str, Any]) -> None:
     missing = prompt.get("missing") or []
     if missing:
         console.line(console.styled(f"{len(missing)} messages are missing: {safe(_compact(missing))}", "red"))
+    for row in prompt.get("frames") or ():
+        arrow = {"sent": "→", "received": "←"}.get(row.get("way"), "!")
+        console.line(safe(f"{arrow} {row.get('frame')}"))
     recorded, found = prompt.get("recorded_sha256"), prompt.get("request_sha256")
     if recorded and recorded == found:
         console.line(console.styled(f"request sha256 {safe(recorded)}, as recorded when it was sent", "dim"))

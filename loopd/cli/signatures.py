@@ -6,6 +6,7 @@ import argparse
 
 from loopd.cli import arguments as arg
 from loopd.cli import instants
+from loopd.cli.agents import acp_arguments
 
 
 def ps(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def new(parser: argparse.ArgumentParser) -> None:
         "-f", "--file", metavar="TOML", help="read the session from a file; options here win"
     )
     arg.complete(file, **arg.FILE_COMPLETION)
-    parser.add_argument("--driver", choices=("scripted", "chat"), help="what takes the turns")
+    parser.add_argument("--driver", choices=("scripted", "chat", "acp"), help="what takes the turns")
     parser.add_argument("--name", metavar="NAME", help="unique name (default: made from the id)")
     parser.add_argument(
         "--goal", metavar="TEXT", help="goal; an active goal makes the daemon continue by itself"
@@ -79,6 +80,7 @@ def new(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_argument("--seed", type=arg.seq, metavar="N", help="sampling seed")
     chat.add_argument("--no-tools", action="store_true", help="offer the model no tools")
+    acp_arguments(parser)
 
 
 def send(parser: argparse.ArgumentParser) -> None:

@@ -47,3 +47,13 @@ class Frames:
         self._tail.clear()
         self._tail_bytes = self._left_out = self._left_out_bytes = 0
         return data
+
+
+def listed(data: bytes) -> list[dict[str, str]]:
+    """Stored frames as rows: `way` is `sent`, `received` or `note`, `frame` the text of the message."""
+    ways = {b">": "sent", b"<": "received"}
+    return [
+        {"way": ways.get(line[:1], "note"), "frame": line[2:].decode("utf-8", "replace")}
+        for line in data.split(b"\n")
+        if line
+    ]

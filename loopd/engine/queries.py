@@ -14,6 +14,7 @@ from loopd.core.compaction import applied, plan_of, shortened
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
 from loopd.engine import reports
+from loopd.engine.frames import listed
 from loopd.engine.history import messages_of, step_messages
 from loopd.engine.loading import blob_names
 from loopd.engine.manifest import Manifest, content_digest, rows_of, sha256
@@ -258,7 +259,18 @@ class Queries:
             "request": None if rendered is None else rendered.decode("utf-8", "replace"),
             "request_sha256": None if rendered is None else sha256(rendered),
             "recorded_sha256": recorded,
+            "frames": await self._frames(stored, done, step),
         }
+
+    async def _frames(
+        self, stored: list[StoredEvent], done: list[StoredEvent], step: int
+    ) -> list[dict[str, str]] | None:
+        """What passed between the driver and a hosted agent in that step; None for other drivers."""
+        ends = [e for e in stored if e.kind in {"turn.completed", "turn.interrupted"}]
+        holds = done[step - 1 : step] or ends
+        digest = msgspec.json.decode(holds[0].body).get("frames") if holds else None
+        data = None if digest is None else await self._store.blob(digest)
+        return None if data is None else listed(data)
 
     @staticmethod
     def _withheld(manifest: Manifest, done: list[StoredEvent], step: int) -> bool:

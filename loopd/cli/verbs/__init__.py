@@ -4,7 +4,7 @@ Parsers, help, shell completion and the reference are made from these tables, on
 of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
 """
 
-from loopd.cli.verbs import daemon, fleet, history, schedule, sessions
+from loopd.cli.verbs import agents, daemon, fleet, history, schedule, sessions
 from loopd.cli.verbs.verb import Verb
 
 __all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
@@ -14,6 +14,7 @@ VERBS: dict[str, Verb] = {
     **sessions.VERBS,
     **history.VERBS,
     **schedule.VERBS,
+    **agents.VERBS,
     **daemon.VERBS,
 }
 

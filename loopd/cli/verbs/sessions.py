@@ -13,6 +13,7 @@ VERBS: dict[str, Verb] = {
         sign.new,
         "loopctl new --driver scripted --script run.jsonl --name replay --goal 'finish the report'",
         "loopctl new --driver chat --base-url http://127.0.0.1:8080/v1 --model local --goal 'tidy the notes'",
+        "loopctl new --driver acp --agent goose --workspace . --goal 'fix the failing test'",
         "loopctl new -f agent.toml --set rules.repeated_text.threshold=5",
     ),
     "send": Verb(
