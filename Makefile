@@ -71,6 +71,16 @@ test-agents: $(VENV)/.dev ## real coding agents and a real model, unattended (in
 	-@$(BIN)/python -m loopd.testing.realmodel prepare
 	@LOOPD_TEST_AGENTS=1 $(BIN)/pytest tests/agents -n 0 --timeout 600 $(PYTEST)
 
+# N faults in all; SEED repeats a run; FAULTS adds options such as `--family disk` or `--minutes 10`.
+N ?= 200
+SEED ?= 1
+MINUTES ?= 5
+crash-matrix: $(VENV)/.dev ## break real daemons in every way there is, and prove that nothing is lost or run twice
+	@$(BIN)/python -m tests.faults -n $(N) --seed $(SEED) --lanes $(WORKERS) $(FAULTS)
+
+soak: $(VENV)/.dev ## 200 sessions for MINUTES with a kill every minute: no broken promise, flat memory
+	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --seed $(SEED) $(FAULTS)
+
 bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
 	@$(BIN)/python -m tests.bench $(BENCH)
 
