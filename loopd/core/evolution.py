@@ -11,13 +11,18 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from loopd.core import effects, occurrences, progress, rules, turn_fold
+from loopd.core import effects, occurrences, permits, progress, rules, spending, turn_fold
 from loopd.core.state import CronJob, Gate, Goal, Session, Waiting, Wake
 from loopd.core.stops import counting, following, precedence
 from loopd_protocol import events as ev
+from loopd_protocol import policy_events as pe
 from loopd_protocol.sources import Source
 
 LOOPS_REMEMBERED = 64
+
+DERIVATION = 2
+"""Raised when rules or counters make something else of the same events: `verify` then knows that a session
+was derived otherwise. Journals of before 2 have no such number; they count as 0."""
 
 NOTHING_FOUND = rules.Verdicts(state=rules.RulesState())
 
@@ -91,14 +96,31 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
         case ev.EffectOutcome():
             session = effects.turned_out(session, event)
         case ev.ContextCompacted():
-            session = turn_fold.compacted(session, event)
+            session = turn_fold.compacted(session, event, at_ms)
+        case ev.ModelCalled():
+            session = spending.called(session, event, at_ms)
+        case pe.ApprovalRequested():
+            session = replace(session, permits=permits.requested(session.permits, event, at_ms))
+            session = spending.asked(session, at_ms)
+        case pe.ApprovalAnswered():
+            session = replace(session, permits=permits.answered(session.permits, event))
+            session = spending.settled(session, at_ms)
+        case pe.ApprovalExpired():
+            session = replace(session, permits=permits.expired(session.permits, event))
+            session = spending.settled(session, at_ms)
+        case pe.BudgetChanged():
+            session = spending.changed(session, event, at_ms)
+        case pe.BudgetExhausted():
+            session = spending.exhausted(session, event)
+        case pe.ConfigChanged():
+            session = _configured(session, event)
         case _:
             pass  # detector.failed, provider.retrying: facts without state
     return session, found
 
 
 def _created(event: ev.SessionCreated, at_ms: int) -> Session:
-    return Session(
+    session = Session(
         sid=event.sid,
         num=event.num,
         name=event.name,
@@ -110,7 +132,17 @@ def _created(event: ev.SessionCreated, at_ms: int) -> Session:
         created_ms=at_ms,
         progress_ms=at_ms,
         ss=1,
+        permits=permits.Permits(rules=event.policy) if event.policy else permits.Permits(),
     )
+    return spending.founded(session, event, at_ms)
+
+
+def _configured(session: Session, event: pe.ConfigChanged) -> Session:
+    when = "overrides" if session.turn is None else "next_overrides"
+    session = replace(session, **{when: event.settings})
+    if event.policy is None:
+        return session
+    return replace(session, permits=replace(session.permits, rules=event.policy))
 
 
 def _accepted(session: Session, event: ev.EnvelopeAccepted, at_ms: int) -> Session:
@@ -146,6 +178,8 @@ def _gate_changed(session: Session, event: ev.GateChanged, at_ms: int) -> Sessio
         if hold.kind == "Degeneration" and hold.kind in event.removed:
             state = rules.rearm(state, getattr(hold, "rule", ""))
     changes: dict[str, Any] = {"gate": Gate(holds=event.holds, gen=event.gen), "rules": state}
+    if event.cause == "gate_extend" and event.added is not None and event.added.kind == "AwaitingApproval":
+        changes["permits"] = permits.extended(session.permits, event.added.until_ms or 0)
     changes["stops"] = following.gate_changed(session.stops, session.gate.holds, event, at_ms)
     added = event.added if event.cause != "gate_extend" else None
     if added is not None and added.kind == "RequestIdle" and session.turn is not None:
@@ -216,6 +250,7 @@ def _resumed(session: Session, event: ev.SessionResumed, at_ms: int) -> Session:
         provider_failures=0,
         idle_ms=0,
         withhold_tools=False,
+        account=replace(session.account, said=()),
     )
 
 

@@ -112,12 +112,12 @@ def recalled(events: Sequence[Event], settings: Settings) -> tuple[Input, House]
         return None
     try:
         value = _whole(kind, given.get("in") or {}, events[0])
-        return value, _house(given.get("house") or {}, events, settings)  # type: ignore[return-value]
+        return value, _house(given.get("house") or {}, events, settings)
     except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(f"the recorded {kind.__name__} cannot be read: {error}") from error
 
 
-def _whole(kind: type[Any], stored: Mapping[str, Any], first: Event) -> Any:
+def _whole(kind: type[msgspec.Struct], stored: Mapping[str, Any], first: Event) -> Any:
     said = _names(type(first))
     hints = _hints(kind)
     values: dict[str, Any] = {}

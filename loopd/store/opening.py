@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopd import __version__
+from loopd.core.evolution import DERIVATION
 from loopd.store import chain
 from loopd.store.ledger import Ledger
 from loopd.store.rows import tail
@@ -121,8 +122,8 @@ def prepare(
         begun = Boot(n=boots + 1, id=boot, epoch=epoch + 1, at_ms=now_ms)
         connection.execute("UPDATE meta SET epoch = ?, boots = ?", (begun.epoch, begun.n))
         connection.execute(
-            "INSERT INTO boot (n, id, version, epoch, at_ms, head) VALUES (?, ?, ?, ?, ?, ?)",
-            (begun.n, boot, __version__, begun.epoch, now_ms, seq),
+            "INSERT INTO boot (n, id, version, epoch, at_ms, head, derivation) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (begun.n, boot, __version__, begun.epoch, now_ms, seq, DERIVATION),
         )
         connection.execute("COMMIT")
     except BaseException:

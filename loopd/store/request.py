@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,9 +13,26 @@ from loopd_protocol.errors import Refused
 
 FINDINGS_MAX = 100
 
+INVARIANTS = {
+    "I1": "turns start and end in turn",
+    "I2": "no turn began in spite of a hold or an end",
+    "I3": "automatic holds have deadlines and keep them",
+    "I4": "a consumed envelope is in exactly one turn",
+    "I5": "every outcome follows its intent, no intent has two",
+    "I6": "one final state per cron occurrence",
+    "I7": "epochs and boots never fall",
+    "I8": "every acknowledged seq exists",
+    "I9": "the refold of the journal is what the projections say",
+}
+"""Name → what must be true of the journal."""
+
 
 def _never() -> bool:
     return False
+
+
+def _nobody(what: str, done: int, total: int) -> None:
+    del what, done, total
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         suspended_since: with `sid`: prove contract 3 of the gate from this `seq` on.
         stopped: asked between pages; true ends the verification with `cancelled`.
+        progress: told between pages: (what, done, of how many).
+        keys: public keys of anchors, by name.
+        anchors: anchors that somebody kept elsewhere, to be compared beside the stored ones.
         evolve: `(session | None, event, *, ss, at_ms) -> Session`; None: the one in `loopd.core`.
     """
 
@@ -31,6 +52,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     suspended_since: int | None = None
     evolve: Callable[..., Session] | None = None
     stopped: Callable[[], bool] = _never
+    progress: Callable[[str, int, int], None] = _nobody
+    keys: Mapping[str, bytes] = {}
+    anchors: tuple[Any, ...] | None = None
 
     def check(self) -> None:
         """Between pages: does anybody still want to know?
@@ -49,10 +73,24 @@ class Findings:
         self.listed: list[dict[str, Any]] = []
         self.total = 0
         self.notes: list[dict[str, Any]] = []
+        self.checked: Counter[str] = Counter()
+        self.found: Counter[str] = Counter()
+
+    def looked(self, check: str, count: int = 1) -> None:
+        """Count what was looked at for a check, so that nothing found can be told from nothing looked at."""
+        self.checked[check] += count
+
+    def invariants(self) -> dict[str, dict[str, Any]]:
+        """What was checked and found of each invariant."""
+        return {
+            name: {"checked": self.checked[name], "found": self.found[name], "what": what}
+            for name, what in INVARIANTS.items()
+        }
 
     def add(self, check: str, what: str, **where: Any) -> None:
         """Note one finding. `where` names what it is about: seq, sid, ss, table."""
         self.total += 1
+        self.found[check] += 1
         if len(self.listed) < FINDINGS_MAX:
             self.listed.append({"check": check, "what": what, **where})
 

@@ -11,8 +11,10 @@ import msgspec
 from loopd.store import chain
 
 PAGE_ROWS = 1_024
+DIGEST_BYTES = 32
 
 _ROW = "seq, sid, ss, epoch, boot, at_ms, kind, kv, turn, cause_seq, principal, body, body_sha, blob, h, sh"
+ROW_COLUMNS = tuple(_ROW.split(", "))
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -34,6 +36,18 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blob: bytes | None
     h: bytes
     sh: bytes | None
+
+    def oddities(self) -> list[str]:
+        """What no writer of ours stores and the chains do not cover."""
+        found = []
+        if self.body is not None and self.body_sha is not None:
+            found.append("a body and the digest of a deleted one stand side by side")
+        found += [
+            f"{name} is 0; expected null" for name in ("sid", "turn", "cause_seq") if getattr(self, name) == 0
+        ]
+        if self.blob is not None and len(self.blob) != DIGEST_BYTES:
+            found.append(f"blob has {len(self.blob)} bytes; expected {DIGEST_BYTES}")
+        return found
 
     def digest(self) -> bytes:
         """The bytes that both chains hash."""

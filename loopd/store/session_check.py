@@ -6,10 +6,11 @@ import sqlite3
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from loopd import __version__
+from loopd.core.evolution import DERIVATION
 from loopd.core.evolution import evolve as core_evolve
-from loopd.core.state import Session
+from loopd.core.state import Running, Session
 from loopd.store import chain
 from loopd.store.blob_check import missing, references
 from loopd.store.invariants import SessionInvariants
@@ -40,7 +41,7 @@ class SessionCheck:
         self._num = num
         self._sid = sid
         self._evolve = request.evolve or core_evolve
-        self._invariants = SessionInvariants(sid, findings.add)
+        self._invariants = SessionInvariants(sid, findings.add, findings.looked)
         self._state: Session | None = None
         self._foldable = True
         self._previous = chain.session_genesis(request.log_id, num)
@@ -72,6 +73,9 @@ class SessionCheck:
         before, placed = self._state, []
         for row in page:
             where = {"sid": self._sid, "seq": row.seq, "ss": row.ss}
+            self._findings.looked("I8")
+            for what in row.oddities():
+                self._findings.add("row", what, **where)
             if row.ss != self._ss + 1:
                 self._findings.add("I8", f"ss jumps from {self._ss} to {row.ss}", **where)
             if chain.link(self._previous, row.digest()) != row.sh:
@@ -82,6 +86,7 @@ class SessionCheck:
             event = self._event(row, where)
             self._blobs(row, event, where)
             if event is None:
+                self._invariants.unseen(row.kind, row.turn, row.boot)
                 self._foldable = False  # its content is gone or from the future: no refold beyond it
                 continue
             self._invariants.see(row.seq, row.ss, row.boot, event)
@@ -132,25 +137,59 @@ class SessionCheck:
         self._invariants.finish(boot=boots, now=last[0] if last else 0, state=found)
         if not self._foldable or self._state is None:
             return
-        add = self._findings.add if self._same_version() else self._findings.note
-        if found is not None and found != self._state:
-            fields = [
-                name
-                for name in Session.__struct_fields__
-                if getattr(found, name) != getattr(self._state, name)
-            ]
-            what = f"the stored state differs from the refold in {', '.join(fields)}"
-            add("I9", what, sid=sid, table="session")
-        for table, what in self._scratch.differences(connection, self._num):
-            (add if table == "session" else self._findings.add)("I9", what, sid=sid, table=table)
+        derived = self._findings.add if self._derived_here() else self._findings.note
+        if found is not None:
+            self._findings.looked("I9")
+            strict, lenient = differing(found, self._state, elsewhere=not self._derived_here())
+            words = "the stored state differs from the refold in {}"
+            if strict:
+                self._findings.add("I9", words.format(", ".join(strict)), sid=sid, table="session")
+            if lenient:
+                derived("I9", words.format(", ".join(lenient)), sid=sid, table="session")
+        for table, what, is_derived in self._scratch.differences(
+            connection, self._num, self._findings.looked
+        ):
+            (derived if is_derived else self._findings.add)("I9", what, sid=sid, table=table)
 
-    def _same_version(self) -> bool:
-        """Whether all of the session was derived by the version that refolds it now.
+    def _derived_here(self) -> bool:
+        """Whether all of the session was derived in the way in which it is refolded now.
 
-        Only what rules and counters derive may differ after an update; the other tables may not.
+        What rules and counters derive may differ after an update; nothing else ever may.
         """
         others = self._connection.execute(
-            "SELECT count(*) FROM boot WHERE n BETWEEN ? AND ? AND version <> ?",
-            (self._first_boot, self._boot, __version__),
+            "SELECT count(*) FROM boot WHERE n BETWEEN ? AND ? AND derivation <> ?",
+            (self._first_boot, self._boot, DERIVATION),
         ).fetchone()
         return int(others[0]) == 0
+
+
+DERIVED = frozenset(
+    {"rules", "stops", "repeat_streak", "barren_streak", "progress_ms", "toolless_continuations"}
+)
+"""Fields of the state that follow from what rules and counters make of the events."""
+
+
+def differing(stored: Session, folded: Session, *, elsewhere: bool) -> tuple[list[str], list[str]]:
+    """Fields in which two states differ: those that only events determine, and those that rules derive.
+
+    A state that was derived `elsewhere` cannot have what was invented since: such a field has its default.
+    """
+    strict, lenient = [], []
+    blank = Session(sid="", num=0, name="", driver={}, preset="") if elsewhere else None
+    for name in Session.__struct_fields__:
+        one, other = getattr(stored, name), getattr(folded, name)
+        if one == other:
+            continue
+        if name in DERIVED or (blank is not None and one == getattr(blank, name)):
+            lenient.append(name)
+        elif name == "spent" and replace(one, barren=0) == replace(other, barren=0):
+            lenient.append("spent.barren")
+        elif name == "turn" and one is not None and other is not None and _bare(one) == _bare(other):
+            lenient.append("turn")
+        else:
+            strict.append(name)
+    return strict, lenient
+
+
+def _bare(turn: Running) -> Running:
+    return replace(turn, progressed=False, near={})

@@ -67,7 +67,7 @@ class Story:
                 Fact(
                     event=event,
                     ss=ss,
-                    turn=getattr(event, "n", None),
+                    turn=getattr(event, "n", None) or None,
                     blob=names[index] if index < len(names) else None,
                 )
             )

@@ -40,6 +40,9 @@ ALTER TABLE effect ADD COLUMN note TEXT;
 
 CREATE INDEX effect_unknown ON effect (sid) WHERE outcome IN ('', 'uncertain');
 
+-- In which way the boot derives states from events; 0 for those of before schema 2. See core/evolution.py.
+ALTER TABLE boot ADD COLUMN derivation INTEGER NOT NULL DEFAULT 0;
+
 -- -- recovery and anchors -----------------------------------------------------------------------------
 
 CREATE TABLE recovery (

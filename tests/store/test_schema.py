@@ -143,8 +143,9 @@ async def test_old_databases_open_migrate_and_verify(golden: Path, tmp_path: Pat
             assert content is not None
             assert len(content) == size
         proof = await store.verify()
-        # What rules derive may change until the release; bytes, chains and the other tables never.
-        assert [f for f in proof["findings"] if f.get("table") != "session"] == []
+        # What rules and counters derive may differ in a later version: those are notes. Nothing else may.
+        assert proof["findings"] == []
+        assert {note["check"] for note in proof.get("notes", [])} <= {"I9"}
 
 
 def test_there_is_a_golden_database_for_each_schema() -> None:

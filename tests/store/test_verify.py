@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import pytest
 
-from loopd import __version__
 from loopd.core.evolution import evolve
 from loopd.store import SqliteStore
 from loopd.store.chain import HEADER, link, row_bytes, session_genesis
@@ -349,11 +348,11 @@ async def test_a_verification_that_nobody_waits_for_ends(path: Path) -> None:
 
 async def test_a_state_that_an_older_version_derived_is_a_note_and_a_table_is_not(path: Path) -> None:
     counter = "UPDATE session SET repeat_streak = repeat_streak + 1 WHERE num = 2"
-    tamper(path, "UPDATE boot SET version = '0.0.1'", counter)
+    tamper(path, "UPDATE boot SET derivation = derivation - 1", counter)
     proof = await checked(path)
     assert proof["ok"], proof["findings"]
     assert [(note["check"], note["sid"]) for note in proof["notes"]] == [("I9", "ses_2")]
     tamper(path, "UPDATE hold SET until_ms = 1")
     assert named(await checked(path)) == {("I9", "hold")}
-    tamper(path, "UPDATE hold SET until_ms = 99999999", f"UPDATE boot SET version = '{__version__}'")
+    tamper(path, "UPDATE hold SET until_ms = 99999999", "UPDATE boot SET derivation = derivation + 1")
     assert named(await checked(path)) == {("I9", "session")}

@@ -1,0 +1,132 @@
+"""The first pass: the whole log in order of `seq`, and what each boot says of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loopd.store import chain
+from loopd.store.request import Findings, Request
+from loopd.store.rows import Row, pages_of_log
+from loopd_protocol import events as ev
+
+
+class _Boot(NamedTuple):
+    n: int
+    id: str
+    version: str
+    epoch: int
+    at_ms: int
+    head: int
+
+
+class LogCheck:
+    """Streams all rows once."""
+
+    def __init__(self, connection: sqlite3.Connection, request: Request, findings: Findings) -> None:
+        self._connection = connection
+        self._request = request
+        self._findings = findings
+        rows = connection.execute("SELECT n, id, version, epoch, at_ms, head FROM boot ORDER BY n").fetchall()
+        self._boots = {row[0]: _Boot(*row) for row in rows}
+        self._firsts: dict[int, int] = {}
+        self._previous = chain.log_genesis(request.log_id)
+        self._expected = 1
+        self._epoch = self._boot = 0
+
+    def run(self) -> int:
+        """Check all rows; returns how many there are."""
+        count = 0
+        total = self._connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
+        for page in pages_of_log(self._connection):
+            self._request.check()
+            count += len(page)
+            for row in page:
+                self._row(row)
+            self._request.progress("events", count, total)
+        self._accounts()
+        return count
+
+    def _row(self, row: Row) -> None:
+        where = {"seq": row.seq, "ss": row.ss}
+        findings = self._findings
+        findings.looked("I8")
+        findings.looked("I7")
+        if row.seq != self._expected:
+            findings.add("I8", f"seq jumps from {self._expected - 1} to {row.seq}", seq=self._expected)
+        if chain.link(self._previous, row.digest()) != row.h:
+            findings.add("chain", f"{row.kind!r} does not match its hash or its predecessor's", **where)
+        if row.sid is None:
+            for what in row.oddities():
+                findings.add("row", what, **where)
+        if row.epoch < self._epoch or row.boot < self._boot:
+            what = f"epoch {row.epoch}, boot {row.boot} after epoch {self._epoch}, boot {self._boot}"
+            findings.add("I7", what, **where)
+        if row.boot not in self._firsts:
+            self._begins(row, where)
+        if row.kind == "daemon.started":
+            self._started(row, where)
+        self._previous, self._expected = row.h, row.seq + 1
+        self._epoch, self._boot = max(self._epoch, row.epoch), max(self._boot, row.boot)
+
+    def _begins(self, row: Row, where: dict[str, Any]) -> None:
+        self._firsts[row.boot] = row.seq
+        boot = self._boots.get(row.boot)
+        if boot is None:
+            self._findings.add("boot", f"boot {row.boot} is not listed", table="boot", **where)
+        elif boot.epoch != row.epoch:
+            what = f"boot {row.boot} is listed with epoch {boot.epoch}; its events have {row.epoch}"
+            self._findings.add("boot", what, table="boot", **where)
+
+    def _started(self, row: Row, where: dict[str, Any]) -> None:
+        boot = self._boots.get(row.boot)
+        if boot is None or row.body is None:
+            return
+        try:
+            said = msgspec.json.decode(row.body, type=ev.DaemonStarted)
+        except msgspec.MsgspecError as error:
+            self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
+            return
+        listed, told = (boot.id, boot.version, boot.epoch), (said.boot, said.version, said.epoch)
+        if listed != told:
+            what = f"boot {row.boot} is listed as {listed}; it said {told}"
+            self._findings.add("boot", what, table="boot", **where)
+
+    def _accounts(self) -> None:
+        """Each boot began where the one before it had ended, and `meta` knows the last one."""
+        following = self._expected
+        for n in sorted(self._boots, reverse=True):
+            first = self._firsts.get(n, following)
+            if self._boots[n].head != first - 1:
+                what = f"boot {n} is listed to begin behind seq {self._boots[n].head}; its first is {first}"
+                self._findings.add("boot", what, table="boot", seq=first)
+            following = first
+        last = max(self._boots, default=0)
+        if sorted(self._boots) != list(range(1, last + 1)):
+            self._findings.add(
+                "boot", f"{len(self._boots)} boots are listed, the last is {last}", table="boot"
+            )
+        epoch, boots = self._connection.execute("SELECT epoch, boots FROM meta").fetchone()
+        known = self._boots[last].epoch if last else 0
+        if (epoch, boots) != (known, last):
+            what = f"meta says epoch {epoch}, boot {boots}; listed is epoch {known}, boot {last}"
+            self._findings.add("boot", what, table="meta")
+
+
+def frozen(connection: sqlite3.Connection, findings: Findings) -> None:
+    """Whether the freeze that stands is the one that the journal says."""
+    connection.execute("BEGIN")  # a freeze may come between two looks
+    try:
+        row = connection.execute(
+            "SELECT kind, body FROM journal WHERE kind IN ('daemon.frozen', 'daemon.unfrozen') "
+            "AND sid IS NULL AND ss = 0 ORDER BY seq DESC LIMIT 1"
+        ).fetchone()
+        stored = connection.execute("SELECT frozen FROM meta").fetchone()[0]
+    finally:
+        connection.execute("COMMIT")
+    findings.looked("I9")
+    expected = row[1].decode() if row is not None and row[0] == "daemon.frozen" and row[1] else None
+    if stored != expected:
+        findings.add("I9", f"frozen is {stored!r}; the journal says {expected!r}", table="meta")
