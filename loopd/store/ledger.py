@@ -10,9 +10,9 @@ import sqlite3
 import zlib
 from asyncio import Future
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -65,6 +65,8 @@ _PAYS = 0.9
 """A blob is stored compressed when that takes at most this share of its bytes."""
 
 _encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
 
 
 class Item:
@@ -132,6 +134,7 @@ class Ledger:
 
     Attributes:
         seq, h: sequence number and hash of the last committed event.
+        connection: the one that writes; only for upkeep, inside `tend`.
         frozen: body of the `daemon.frozen` event that stands, or None.
         broken: why nothing is written any more until the file is opened anew, or None.
     """
@@ -139,7 +142,7 @@ class Ledger:
     def __init__(
         self, connection: sqlite3.Connection, *, log_id: str, epoch: int, boot: int, seq: int, h: bytes
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self.log_id = log_id
         self.epoch = epoch
         self.boot = boot
@@ -177,14 +180,14 @@ class Ledger:
         plan = Plan()
         if failpoints.armed:
             failpoints.hit("commit.begin", _kinds(items))
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
             for item in items:
                 self._place(item, tips, rows, plan)
             self._write([item for item in items if item.failure is None], rows, plan)
             if failpoints.armed:
                 failpoints.hit("commit.written", _kinds(items))
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
         except Exception as error:
             self._rollback()
             for item in items:
@@ -200,11 +203,11 @@ class Ledger:
     def _one_by_one(self, items: Sequence[Item]) -> None:
         tips = _Tips(self.seq, self.h)
         frozen: list[bytes | None] = []
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
             for item in items:
                 trial = tips.copy()
-                self._connection.execute("SAVEPOINT item")
+                self.connection.execute("SAVEPOINT item")
                 try:
                     rows: list[tuple[Any, ...]] = []
                     plan = Plan()
@@ -214,21 +217,21 @@ class Ledger:
                 except Exception as error:
                     if of_the_storage(error):
                         raise
-                    self._connection.execute("ROLLBACK TO item")
+                    self.connection.execute("ROLLBACK TO item")
                     item.failure = refusal(error)
                 else:
                     tips = trial
                     frozen += plan.frozen
-                self._connection.execute("RELEASE item")
-            self._connection.execute("COMMIT")
+                self.connection.execute("RELEASE item")
+            self.connection.execute("COMMIT")
         except Exception:
             self._rollback()
             raise
         self._advance(tips, items, frozen)
 
     def _rollback(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
 
     def _advance(self, tips: _Tips, items: Sequence[Item], frozen: Sequence[bytes | None]) -> None:
         self.seq, self.h = tips.seq, tips.h
@@ -318,8 +321,10 @@ class Ledger:
         known = self._known.get(num)
         if known is not None:
             return known
-        row = self._connection.execute(
-            "SELECT ss, sh FROM journal WHERE sid = ? ORDER BY ss DESC LIMIT 1", (num,)
+        row = self.connection.execute(
+            "SELECT ss, sh FROM journal WHERE sid = ?1 UNION ALL "
+            "SELECT last_ss, sh FROM session_link WHERE sid = ?1 ORDER BY 1 DESC LIMIT 1",
+            (num,),
         ).fetchone()
         return (row[0], row[1]) if row else (0, chain.session_genesis(self.log_id, num))
 
@@ -335,14 +340,30 @@ class Ledger:
                 last = item.first + len(item.bodies) - 1
                 keys.append((key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms))
         if blobs:
-            insert(self._connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
-        plan.write(self._connection)
-        insert(self._connection, JOURNAL, rows)
+            insert(self.connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
+        plan.write(self.connection)
+        insert(self.connection, JOURNAL, rows)
         for item in items:
             if item.append.house:
-                house.write(self._connection, item.append.house)
+                house.write(self.connection, item.append.house)
         if keys:
-            insert(self._connection, IDEMPOTENCY, keys)
+            insert(self.connection, IDEMPOTENCY, keys)
+
+    def tend(self, chore: Callable[[Ledger], T]) -> T:
+        """Run a piece of upkeep in a transaction of its own; see `loopd.store.upkeep`."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            done = chore(self)
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self._rollback()
+            raise
+        return done
+
+    def forget_blobs(self, digests: Iterable[str]) -> None:
+        """These blobs are deleted: whoever hands one in again stores it again."""
+        for sha in digests:
+            self._stored.pop(sha, None)
 
     def _unused(self, sha: str, at_ms: int) -> bool:
         """Whether the use of a blob must be noted: it is new here, or was last noted long ago."""
@@ -351,20 +372,20 @@ class Ledger:
 
     def probe(self, size: int) -> None:
         """Raise what a write of `size` bytes would meet; nothing is kept."""
-        self._connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
-            self._connection.execute(
+            self.connection.execute(
                 "INSERT INTO blob (sha, at_ms, used_ms, codec, len, data) "
                 "VALUES (zeroblob(32), 0, 0, 'raw', ?, zeroblob(?))",
                 (size, size),
             )
         finally:
             self._rollback()
-        self._connection.execute("UPDATE meta SET epoch = epoch")
+        self.connection.execute("UPDATE meta SET epoch = epoch")
 
     def forget_keys(self, limit: int = 500) -> int:
         """Delete idempotency keys older than seven days (by the log's own time); returns how many."""
-        cursor = self._connection.execute(
+        cursor = self.connection.execute(
             "DELETE FROM idempotency WHERE id IN "
             "(SELECT id FROM idempotency ORDER BY id LIMIT ?) AND at_ms < ?",
             (limit, self.last_at_ms - IDEMPOTENCY_KEPT_MS),

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
 from loopd.store.faults import refusal
-from loopd.store.ledger import Item
-from loopd.store.reading import Reading
+from loopd.store.keeping import Keeping
+from loopd.store.ledger import Item, Ledger
 from loopd.store.request import Request
 from loopd.store.verify import run as run_verification
 from loopd_protocol.errors import Refused
@@ -25,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class MemoryStore(Reading):
+class MemoryStore(Keeping):
     """Behaves like `SqliteStore`; its data live on only in its `image`.
 
     Attributes:
@@ -165,6 +166,20 @@ class MemoryStore(Reading):
             return query(self._connection, *args, **kwargs)
         except sqlite3.Error as error:
             raise refusal(error) from error
+
+    async def _tend(self, chore: Callable[[Ledger], T], size: int) -> T:
+        del size
+        if self._closed:
+            raise Refused("draining", "the journal is closed")
+        try:
+            return self._ledger.tend(chore)
+        except sqlite3.Error as error:
+            raise refusal(error) from error
+
+    async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
+        """There is no file to be copied; see `image`."""
+        del verify
+        raise Refused("invalid", f"a store in memory has no file to copy to {str(target)!r}")
 
     async def _verify(self, request: Request) -> dict[str, Any]:
         return run_verification(self._connection, request)

@@ -20,6 +20,7 @@ from loopd.core.inputs import tokens_of
 from loopd.core.passive import passive_row
 from loopd.core.state import Session, Waiting
 from loopd.core.writes import PassiveRow
+from loopd.store import books
 from loopd.store.statements import Table, delete, insert, overwriting
 from loopd_protocol import events as ev
 
@@ -148,6 +149,7 @@ class Plan:
         self._effects: dict[tuple[int, str], list[Any]] = {}
         self._outcomes: list[tuple[Any, ...]] = []
         self._recovered: dict[int, tuple[Any, ...]] = {}
+        self._books: list[Placed] = []
         self.frozen: list[bytes | None] = []
 
     def add(
@@ -216,6 +218,8 @@ class Plan:
         if self.frozen:
             body = self.frozen[-1]
             connection.execute("UPDATE meta SET frozen = ?", (None if body is None else body.decode(),))
+        for row in self._books:
+            books.enter(connection, row.event, row.at_ms)
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -305,8 +309,12 @@ class Plan:
     def _froze(self, _num: int, _before: Any, _placed: Any, row: Placed) -> None:
         self.frozen.append(row.body if isinstance(row.event, ev.DaemonFrozen) else None)
 
+    def _booked(self, _num: int, _before: Any, _placed: Any, row: Placed) -> None:
+        self._books.append(row)
+
 
 _FOLDS: dict[type[ev.Event], str] = {
+    **dict.fromkeys(books.BOOKED, "_booked"),
     ev.TurnStarted: "_started",
     ev.TurnCompleted: "_ended",
     ev.TurnInterrupted: "_ended",

@@ -17,8 +17,10 @@ from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
 from loopd.store.faults import refusal
 from loopd.store.hop import close, hop
-from loopd.store.reading import Reading
+from loopd.store.keeping import Keeping
+from loopd.store.ledger import Ledger
 from loopd.store.request import Request
+from loopd.store.snapshot import take
 from loopd.store.verify import run as run_verification
 from loopd.store.writer import Commits, Writer
 from loopd_protocol.errors import Refused
@@ -29,7 +31,7 @@ T = TypeVar("T")
 READERS = 2
 
 
-class SqliteStore(Reading):
+class SqliteStore(Keeping):
     """The journal of one node in one SQLite file. Use `open`, then close with `aclose`.
 
     When a submitted future resolves, its events are durable, `head` has reached them and
@@ -47,6 +49,7 @@ class SqliteStore(Reading):
         self._free: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
         self._connection: aiosqlite.Connection | None = None
         self._verifying = asyncio.Lock()
+        self._copying = asyncio.Lock()
         self._closed = False
         self._alone = writer is None and not _log_beside(path)
 
@@ -253,6 +256,30 @@ class SqliteStore(Reading):
             raise
         finally:
             self._free.put_nowait(reader)
+
+    async def _tend(self, chore: Callable[[Ledger], T], size: int) -> T:
+        if self._writer is None:
+            raise Refused("storage_readonly", f"{str(self.path)!r} was opened for reading")
+        return await self._writer.tend(chore, size)
+
+    async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
+        """Copy one moment of the log to a new file, and check the copy; see `loopd.store.snapshot`."""
+        given_up = False
+
+        def work() -> dict[str, Any]:
+            connection = self._reader()
+            try:
+                return take(connection, target, verify=verify, stopped=lambda: given_up or self._closed)
+            finally:
+                connection.close()
+
+        async with self._copying:
+            try:
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            except (sqlite3.Error, OSError) as error:
+                raise refusal(error) from error
+            finally:
+                given_up = True
 
     async def _verify(self, request: Request) -> dict[str, Any]:
         given_up = False

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 import aiosqlite
 import anyio
@@ -34,6 +35,8 @@ from loopd.store.opening import BUSY_TIMEOUT_MS, PAGE_BYTES
 from loopd_protocol.errors import Refused
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GROUP_ROWS = 2_048
 GROUP_BYTES = 8 << 20
@@ -103,6 +106,7 @@ class Writer:
         self._unfolded = 0.0
         self._growth = 1.0
         self._folded_whole = True
+        self._chores = 0
         # Not a task group: the writer outlives every request and must never be cancelled halfway.
         self._task = self._loop.create_task(self._run(), name="journal-writer")
 
@@ -127,6 +131,39 @@ class Writer:
             self._queued_bytes += item.size
             self._wake.set()
         return future
+
+    async def tend(self, chore: Callable[[Ledger], T], size: int) -> T:
+        """Run a piece of upkeep between two groups, in a transaction of its own.
+
+        Whoever submits meanwhile waits for it: it must be a matter of milliseconds.
+
+        Args:
+            chore: called on the connection's thread, inside the transaction.
+            size: about how many bytes it writes.
+
+        Raises:
+            Refused: a storage code, or `draining`; nothing of it is stored.
+        """
+        if self.ledger.broken is not None:
+            raise Refused(self.ledger.broken.code, self.ledger.broken.message)
+        if self._closing:
+            raise Refused("draining", "the journal is closing; nothing was done")
+
+        def work(_raw: sqlite3.Connection) -> T:
+            self._chores -= 1
+            done = self.ledger.tend(chore)
+            self._unfolded += size
+            return done
+
+        self._chores += 1
+        try:
+            return await hop(self._connection, work)
+        except (sqlite3.Error, ValueError) as error:
+            if self._closing:
+                raise Refused("draining", "the journal is closing; nothing was done") from error
+            raise refusal(error) from error
+        finally:
+            self._wake.set()  # it may have left enough for a checkpoint
 
     async def aclose(self) -> None:
         """Commit what is queued, fold the log back, stop. Idempotent; not cut short by cancellation."""
@@ -158,6 +195,8 @@ class Writer:
                 await hop(self._connection, self._probe)
             if self._queue:
                 await hop(self._connection, self._drain)
+                if self._queue:
+                    self._wake.set()  # it made room for upkeep
             if not self._queue and self._closing:
                 await hop(self._connection, self._checkpoint, "TRUNCATE")
                 return
@@ -190,6 +229,8 @@ class Writer:
             self._loop.call_soon_threadsafe(self._settle, group, size, rows, perf_counter() - begun)
             if self._unfolded >= CHECKPOINT_BYTES:
                 self._checkpoint(raw, "PASSIVE")
+            if self._chores:
+                return
 
     def _probe(self, _raw: sqlite3.Connection) -> None:
         """Look whether there is room again, so that readiness does not wait for a write to find out."""
