@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopd.core import gate
+from loopd.core import budgets, gate
 from loopd.core.inputs import GateOpenRequested, InterruptRequested, ResumeRequested, SuspendRequested
 from loopd.core.stopping import MORE_STEPS
 from loopd_protocol import events as ev
@@ -61,6 +61,7 @@ def resume(decision: Decision, given: ResumeRequested) -> None:
     """Begin a new run, or grant more steps to a run that waits for them."""
     hold = gate.hold_of(decision.session.gate, "AwaitingApproval")
     if decision.session.status != "live":
+        budgets.check_resumable(decision)
         decision.emit(ev.SessionResumed(run=decision.session.run + 1, reason=given.reason, by=given.by))
     elif isinstance(hold, AwaitingApproval) and hold.request == MORE_STEPS:
         decision.change_gate(gate.Open((hold.kind,)), cause="answer", by=given.by)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from loopd.core import continuation, ending, gate, goal, occurrences, rules
+from loopd.core import approvals, budgets, continuation, ending, gate, goal, occurrences, rules
 from loopd.core.conversation import AgentReply
 from loopd.core.evolution import fold
 from loopd.core.inputs import (
@@ -35,6 +35,7 @@ class Decision:
     """Events and effects of one input, gathered while the state follows them."""
 
     def __init__(self, session: Session, now: int, house: House) -> None:
+        self.begun = session
         self.session = session
         self.now = now
         self.house = house
@@ -44,6 +45,8 @@ class Decision:
         self.stop = False
         self.reply: AgentReply | None = None
         self.envelope: str | None = None
+        self.asked: str | None = None
+        self.denied: str | None = None
 
     def done(self) -> Advanced:
         """Everything gathered so far."""
@@ -54,6 +57,8 @@ class Decision:
             stop=self.stop,
             reply=self.reply,
             envelope=self.envelope,
+            asked=self.asked,
+            denied=self.denied,
         )
 
     def stale(self) -> Advanced:
@@ -189,6 +194,7 @@ class Decision:
         """Judge all that waits as if it arrived now; start one turn if something is admitted."""
         if self.session.status != "live":
             return
+        budgets.ease(self)
         if self.session.turn is None and self.house.closed_by is None:
             self._lift()
             batch, passing = self._admitted()
@@ -232,6 +238,8 @@ class Decision:
                 occurrences.hold(self, waiting)
 
     def _start_turn(self, batch: tuple[Waiting, ...], *, passing: bool = False) -> None:
+        if budgets.refuses(self):
+            return
         notes = tuple(w for w in self.session.inbox if not SOURCE_POLICIES[w.source].starts_turn)
         taken = tuple(w for w in self.session.inbox if w in batch or w in notes)
         for waiting in batch:
@@ -268,6 +276,7 @@ class Decision:
 
     def interrupt(self, cause: str, *, by: str, boot: int = 0) -> None:
         """Record that the running turn is cut off, and have its driver cancelled."""
+        approvals.drop(self)
         turn = self.session.turn
         assert turn is not None
         self.emit(
@@ -281,6 +290,8 @@ class Decision:
                 duration_ms=max(0, self.now - turn.started_ms),
                 boot=boot,
                 by=by,
+                # nobody knows how long it ran before the daemon died
+                charge=budgets.charge(self, None, wall=cause != "crash"),
             )
         )
         self.effects.append(CancelTurn(turn.n, cause))
@@ -326,6 +337,9 @@ class Decision:
         if unanswered:
             ending.denied(self)
             return
+        approvals.expire(self)
+        if budgets.overrun(self):
+            self.cut("budget", by="budget")
         if self.now >= self.house.scheduled_from_ms:
             occurrences.fire_due(self)
         self.judge()

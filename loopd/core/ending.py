@@ -1,6 +1,7 @@
 """How a run ends: which of four states it gets, why in at most three sentences, and the issue. Pure.
 
     terminate ─▶ aborted_stuck         operator ─▶ aborted_constraint
+    a total budget spent ─▶ aborted_constraint
     parked, nobody answered ─▶ done_partial with a verified milestone, else aborted_stuck
     claimed complete, with `stop.end_on_complete` ─▶ done_success if the checks passed as observed,
                                                      else done_partial with what remains
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopd.core import gate
+from loopd.core import budgets, gate
 from loopd.core.redaction import redacted
 from loopd.core.settings import Settings
 from loopd.core.state import Session
@@ -42,6 +43,8 @@ def conclude(decision: Decision, stopping: str | None) -> bool:
         decision: whose turn is over.
         stopping: the verdict that the turn was told to stop by, as `Running.stopping` has it.
     """
+    if budgets.conclude(decision):
+        return True
     session = decision.session
     rule = precedence.strongest(f.rule for f in session.stops.fired if f.verdict == "terminate")
     if rule is None and stopping is not None and stopping.startswith("terminate:"):
@@ -128,12 +131,14 @@ def awaits_more(session: Session, now: int) -> bool:
     return isinstance(hold, AwaitingApproval) and hold.request == MORE_STEPS and hold.until_ms <= now
 
 
-def denied(decision: Decision) -> None:
-    """Nobody granted more steps: the run is over."""
+def denied(decision: Decision, *, by: str | None = None) -> None:
+    """Nobody granted more steps, or `by` refused them: the run is over."""
     session = decision.session
     limits = limits_of(decision.settings.stop)
     steps = session.stops.lane.steps
     said = f"{steps} steps were taken, and nobody granted more within {limits.park_s} s."
+    if by is not None:
+        said = f"{steps} steps were taken, and {by} granted no more."
     reason = "more_steps_denied"
     if not session.stops.milestones:
         profile = decision.settings.stop.profile

@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from loopd.core.account import Purse
 from loopd.core.conversation import AgentReply, AgentRequest, StepDone, TurnEnd
+from loopd.core.policy import Verdict
 from loopd.core.rules import Failure, Finding
 from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol.events import Event, Usage
 from loopd_protocol.holds import AnyHold
+from loopd_protocol.policy import PolicyRule
 from loopd_protocol.sources import Source, Trigger
 
-CutCause = Literal["interrupt", "suspend", "kill", "drain", "crash", "freeze", "ended", "deadline"]
+CutCause = Literal["interrupt", "suspend", "kill", "drain", "crash", "freeze", "ended", "deadline", "budget"]
 
 
 class _Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +139,9 @@ class StepReported(_Input, frozen=True, kw_only=True):
     n: int
     done: StepDone
     text_blob: str | None = None
+    cost_micro: int = 0
+    model: str = ""
+    priced: bool | None = None
 
 
 class RetryReported(_Input, frozen=True, kw_only=True):
@@ -180,6 +186,53 @@ class EffectIntended(_Input, frozen=True, kw_only=True):
     args: Any = None
     args_blob: str | None = None
     repeatable: bool = False
+
+
+class PermitAsked(_Input, frozen=True, kw_only=True):
+    """May a tool run? Nothing is intended yet."""
+
+    n: int
+    call: str
+    tool: str
+    args_sha256: str
+    tool_class: str
+    verdict: Verdict
+
+
+class AffordAsked(_Input, frozen=True, kw_only=True):
+    """Turn `n` is about to call a model."""
+
+    n: int
+
+
+class ApprovalGiven(_Input, frozen=True, kw_only=True):
+    """A person answered a question."""
+
+    by: str
+    id: str
+    answer: Literal["allow", "deny"]
+    scope: Literal["once", "session"] = "once"
+    reason: str = ""
+
+
+class BudgetSetRequested(_Input, frozen=True, kw_only=True):
+    """A person sets, or with `limit` None removes, a limit of the session itself."""
+
+    by: str
+    kind: str
+    limit: int | None = None
+    per_ms: int | None = None
+    reason: str = ""
+
+
+class ConfigSetRequested(_Input, frozen=True, kw_only=True):
+    """A person changes settings; `policy` None leaves the rules about tool calls."""
+
+    by: str
+    set: dict[str, Any] = {}
+    unset: tuple[str, ...] = ()
+    policy: tuple[PolicyRule, ...] | None = None
+    reason: str = ""
 
 
 class EffectEnded(_Input, frozen=True, kw_only=True):
@@ -242,6 +295,9 @@ class ContextShrunk(_Input, frozen=True, kw_only=True):
     summary: str = ""
     summary_blob: str | None = None
     usage: Usage | None = None
+    cost_micro: int = 0
+    model: str = ""
+    priced: bool | None = None
 
 
 class ModelReported(_Input, frozen=True, kw_only=True):
@@ -262,6 +318,8 @@ class ModelReported(_Input, frozen=True, kw_only=True):
     first_ms: int = 0
     duration_ms: int = 0
     repeats: int = 0
+    cost_micro: int = 0
+    priced: bool | None = None
 
 
 class Reconsidered(_Input, frozen=True, kw_only=True):
@@ -288,6 +346,11 @@ Input = (
     | StreamJudged
     | AgentAsked
     | EffectIntended
+    | PermitAsked
+    | AffordAsked
+    | ApprovalGiven
+    | BudgetSetRequested
+    | ConfigSetRequested
     | EffectEnded
     | EffectResolved
     | TurnEnded
@@ -310,6 +373,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
         settings: the session's settings, whole.
         scheduled_from_ms: cron and wake-ups wait until then: the daemon has just started too often.
         failed: in a replay: rules that failed on this input when it was decided first.
+        purses: limits of labels and parents that bind the session, and what all of theirs have spent.
     """
 
     settings: Settings
@@ -319,6 +383,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = "unknown"
     scheduled_from_ms: int = 0
     failed: tuple[Failure, ...] = ()
+    purses: tuple[Purse, ...] = ()
 
 
 class StartTurn(msgspec.Struct, frozen=True):
@@ -335,7 +400,15 @@ class CancelTurn(msgspec.Struct, frozen=True):
     cause: str
 
 
-Effect = StartTurn | CancelTurn
+class Settle(msgspec.Struct, frozen=True):
+    """Tell whoever waits for this approval what came of it."""
+
+    id: str
+    allowed: bool
+    said: str
+
+
+Effect = StartTurn | CancelTurn | Settle
 
 
 class Advanced(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,6 +419,8 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
         stop: the driver must end the turn now.
         reply: answer to an `AgentAsked`.
         envelope: id of the envelope that an arrival or `cron run` made.
+        asked: id of the approval that the tool has to wait for.
+        denied: why the tool or the model call may not go ahead.
     """
 
     session: Session
@@ -354,6 +429,8 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     stop: bool = False
     reply: AgentReply | None = None
     envelope: str | None = None
+    asked: str | None = None
+    denied: str | None = None
 
 
 def tokens_of(usage: Usage | None) -> int:

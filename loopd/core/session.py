@@ -14,23 +14,28 @@ The shell writes the events, and only then carries out the effects.
 
 from __future__ import annotations
 
-import msgspec
-
 from loopd.core import (
     agent_tools,
+    approvals,
+    budgets,
     continuation,
     controls,
     effects,
     gate,
     ladder,
     occurrences,
+    reconfigure,
     recovery,
     turns,
 )
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
+    AffordAsked,
     AgentAsked,
+    ApprovalGiven,
+    BudgetSetRequested,
+    ConfigSetRequested,
     ContextShrunk,
     CronChangeRequested,
     CronPutRequested,
@@ -49,6 +54,7 @@ from loopd.core.inputs import (
     Input,
     InterruptRequested,
     ModelReported,
+    PermitAsked,
     Reconsidered,
     Recovered,
     Remembered,
@@ -69,6 +75,7 @@ from loopd_protocol.sources import SOURCE_POLICIES
 
 TURN_INPUTS = frozenset(
     {StepReported, TurnEnded, AgentAsked, RetryReported, Remembered, StreamJudged, EffectIntended, ContextShrunk}
+    | {PermitAsked, AffordAsked}
 )
 """Inputs that speak for one turn and are stale when that turn is over."""
 
@@ -87,7 +94,8 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
     """
     decision = Decision(session, now, house)
     if session.status != "live" and not isinstance(
-        given, Ticked | Recovered | Reconsidered | ResumeRequested | EffectEnded | EffectResolved
+        given,
+        Ticked | Recovered | Reconsidered | ResumeRequested | EffectEnded | EffectResolved | BudgetSetRequested,
     ):
         if type(given) in TURN_INPUTS or isinstance(given, CutRequested | ModelReported):
             return decision.stale()
@@ -143,9 +151,19 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case EffectResolved():
             effects.resolve(decision, given)
         case ContextShrunk():
-            decision.emit(ev.ContextCompacted(**msgspec.structs.asdict(given)))
+            budgets.compacted(decision, given)
         case ModelReported():
-            decision.emit(ev.ModelCalled(**msgspec.structs.asdict(given)))
+            budgets.called(decision, given)
+        case PermitAsked():
+            approvals.judge(decision, given)
+        case AffordAsked():
+            budgets.afford(decision)
+        case ApprovalGiven():
+            approvals.answer(decision, given)
+        case BudgetSetRequested():
+            budgets.change(decision, given)
+        case ConfigSetRequested():
+            reconfigure.change(decision, given)
         case TurnEnded():
             turns.ended(decision, given)
         case CutRequested():
@@ -166,6 +184,7 @@ def next_deadline(session: Session, house: House) -> int | None:
     if session.status != "live":
         return None
     moments = [gate.deadline_of(session.gate), continuation.due(session, house)]
+    moments += [approvals.next_due(session), budgets.wall_due(session)]
     scheduled = [*(job.next_ms for job in session.crons), *(wake.due_ms for wake in session.wakes)]
     moments += [max(due, house.scheduled_from_ms) for due in scheduled if due is not None]
     if session.turn is None and house.closed_by is None and not session.gate.is_open:

@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -78,6 +78,20 @@ class TurnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_steps: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
 
 
+class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens to tool calls that no rule of the session's policy decides about, and to questions.
+
+    Attributes:
+        default: `allow`, `ask` or `deny`.
+        wait_s: how long a question waits for a person; then it is denied.
+        on_deny: `tell` the agent and go on, or `end` the session as `aborted_constraint`.
+    """
+
+    default: Literal["allow", "ask", "deny"] = "allow"
+    wait_s: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = 86_400
+    on_deny: Literal["tell", "end"] = "tell"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set for one session under the keys `rules.*`, `continuation.*` and so on."""
 
@@ -87,6 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gate: GateSettings = GateSettings()
     turn: TurnSettings = TurnSettings()
     stop: StopSettings = StopSettings()
+    approvals: ApprovalSettings = ApprovalSettings()
 
 
 PUBLISHED_RULES = ("repeated_text", "barren_streak", "tool_repetition", "progress_stall")

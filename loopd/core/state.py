@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from loopd.core.account import NOTHING, Account, Used
+from loopd.core.permits import Permits
 from loopd.core.rules import RulesState
 from loopd.core.stops.counting import StopState
 from loopd_protocol.holds import AnyHold
@@ -58,7 +60,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The turn that runs now."""
+    """The turn that runs now.
+
+    Attributes:
+        charged_ms: up to when its running time is charged.
+        asked_ms: since when it waits for an answer; that is no running time.
+        prepaid: what model calls of its running step were charged with already.
+    """
 
     n: int
     trigger: Trigger
@@ -72,6 +80,9 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopping: str | None = None
     progressed: bool = False
     near: dict[str, int] = {}
+    charged_ms: int = 0
+    asked_ms: int | None = None
+    prepaid: Used = NOTHING
 
 
 class CronJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +153,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         run: number of the run, from 1; a person who resumes an ended session begins the next one.
         memory: what the session's driver keeps over restarts, by key.
         last_manual_ms: moment by which the last `cron run` goes; each run has its own.
+        permits: rules about tool calls, and the questions that are open.
+        account: what was spent, and limits.
+        next_overrides: overrides from the next turn on.
     """
 
     sid: str
@@ -189,3 +203,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effects: tuple[OpenEffect, ...] = ()
     cron_seen: dict[str, int] = {}
     memory: dict[str, str] = {}
+    permits: Permits = Permits()
+    account: Account = Account()
+    next_overrides: dict[str, Any] | None = None

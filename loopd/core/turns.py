@@ -66,9 +66,6 @@ def ended(decision: Decision, given: TurnEnded) -> None:
     turn, end = decision.session.turn, given.end
     assert turn is not None
     approvals.drop(decision)
-    turn = decision.session.turn
-    if turn is None:  # a denied question ended the session
-        return
     outcome: str = end.outcome
     if turn.stopping is not None:
         outcome = "budget" if turn.stopping.startswith("budget:") else "stopped_by_rule"

@@ -43,6 +43,12 @@ class TurnHost(Protocol):
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """A model call failed and is tried again after `delay_ms`."""
 
+    async def afford(self) -> None:
+        """Ask before each model call whether a budget is left; `Refused` when the turn has to end."""
+
+    async def permit(self, call: ToolCall) -> None:
+        """Ask whether policy lets a tool run, perhaps waiting for a person; `Refused` `forbidden` when not."""
+
     async def intent(self, call: ToolCall) -> None:
         """Make the intention to run a tool durable; `Refused` when it must not run."""
 

@@ -52,11 +52,28 @@ class TurnHost(Protocol):
     async def retrying(self, *, attempt: int, cause: str, delay_ms: int) -> None:
         """Tell that a model call failed and will be tried again after `delay_ms`."""
 
-    async def intent(self, call: ToolCall) -> None:
-        """Make the intention to run a tool durable. Call it before the tool runs.
+    async def afford(self) -> None:
+        """Ask before each model call whether a budget is left for it.
 
         Raises:
-            Refused: the tool must not run.
+            Refused: `gate_closed`: make no call and return from `take_turn`; the host knows why.
+        """
+
+    async def permit(self, call: ToolCall) -> None:
+        """Ask whether policy lets a tool run, without intending it: for reads, and for an agent's own question.
+
+        It may wait for a person's answer, for a long time but not for ever. An `intent` for the same call
+        of the step is not asked about again.
+
+        Raises:
+            Refused: `forbidden`, with words for the model: the tool must not run.
+        """
+
+    async def intent(self, call: ToolCall) -> None:
+        """Make the intention to run a tool durable. Call it before the tool runs. It may wait as `permit` does.
+
+        Raises:
+            Refused: the tool must not run; `forbidden` when policy or a person says so, with words for the model.
         """
 
     async def outcome(self, call: ToolCall, outcome: str) -> None:
@@ -92,6 +109,14 @@ class Driver(Protocol):
 
     async def aclose(self) -> None:
         """Release connections and processes; idempotent."""
+
+
+class BootRow(Protocol):
+    """A start of the daemon on this log."""
+
+    @property
+    def at_ms(self) -> int:
+        """When it began."""
 
 
 class Store(Protocol):
@@ -170,6 +195,9 @@ class Store(Protocol):
     async def cron_jobs(self) -> list[dict[str, Any]]:
         """All cron jobs of live sessions, as `cron.list` shows them."""
 
+    async def last_boots(self, limit: int = 16) -> Sequence[BootRow]:
+        """The newest boots, newest first, this one included."""
+
     async def effects(self, sid: str | None, state: str, limit: int) -> list[dict[str, Any]]:
         """Tools that were begun and how they ended: `uncertain`, `open` or `any`, newest first."""
 
@@ -178,6 +206,11 @@ class Store(Protocol):
 
     async def recoveries(self, limit: int) -> list[dict[str, Any]]:
         """What the newest boots found and did, newest first."""
+
+    async def audit(
+        self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int
+    ) -> list[tuple[int, str | None, int, str, str, bytes]]:
+        """What principals did, newest first: `(seq, sid, at_ms, kind, principal, body)`."""
 
     async def house(self, kind: str) -> dict[str, bytes]:
         """Rows of the house of one kind (see `HouseRow`), by id."""

@@ -17,7 +17,6 @@ class ApprovalRequested(Event, frozen=True, kw_only=True, tag="approval.requeste
         excerpt: the call's arguments, redacted and cut.
         rule: which rule asked, in words.
         until_ms: without an answer by then it is denied.
-        permit: only asked whether it may; the intent follows by itself when the tool runs.
         about: `command`, `path` or `tool`: what an answer for the whole session will be about;
             subjects: which ones.
     """
@@ -32,8 +31,6 @@ class ApprovalRequested(Event, frozen=True, kw_only=True, tag="approval.requeste
     rule: Label = ""
     reason: Reason = ""
     until_ms: AtMs
-    effect: Key = ""
-    permit: bool = False
     about: Label = "tool"
     subjects: tuple[Reason, ...] = ()
 
