@@ -19,8 +19,14 @@ from loopd.core.inputs import Advanced
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
 from loopd.engine import agent_desk
+from loopd.engine.access_desk import AccessDesk
+from loopd.engine.clearance import cleared
 from loopd.engine.denials import Denials
+from loopd.engine.keyed import Keyed
+from loopd.engine.keyring import Keyring
 from loopd.engine.queries import Queries
+from loopd.engine.rates import Rates
+from loopd.engine.reach import Reaches
 from loopd.engine.router import Router
 from loopd.engine.selection import select
 from loopd.engine.translation import Result, input_of, result_of
@@ -62,27 +68,27 @@ class Conditions(msgspec.Struct, frozen=True):
                 )
 
 
-class Keyed(msgspec.Struct, frozen=True):
-    """The idempotency key of a command, with the hash of the command."""
-
-    principal: str
-    key: str
-    command_sha256: str
-
-    def stored(self, result: Result) -> Idempotency:
-        """What is written with the command's effect."""
-        return Idempotency(
-            principal=self.principal,
-            key=self.key,
-            command_sha256=self.command_sha256,
-            result=msgspec.json.encode(result),
-        )
-
-
 class Dispatcher:
-    """Carries out commands; matches the server's port."""
+    """Carries out commands; matches the server's port.
 
-    def __init__(self, router: Router, queries: Queries, stop: Stop) -> None:
+    Attributes:
+        keyring: tokens of people and programs.
+        reaches: which sessions exist for whom.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        queries: Queries,
+        stop: Stop,
+        *,
+        keyring: Keyring | None = None,
+        rates: Rates | None = None,
+    ) -> None:
+        self.keyring = keyring or Keyring(router.clock)
+        self.reaches = Reaches(router)
+        self._access = AccessDesk(router, self.keyring)
+        self._rates = rates or Rates(0, 1)
         self._router = router
         self._queries = queries
         self._stop = stop
@@ -106,7 +112,10 @@ class Dispatcher:
             Refused: with a code of the registry; nothing was changed.
         """
         try:
+            if caller.kid is not None or caller.session is not None:
+                self._rates.take(caller.principal, self._router.clock.monotonic_ms())
             authorize(caller, command)
+            command = self.reaches.narrow(command, caller)
         except Refused as refusal:
             if self._denials.worth_writing(caller.principal, self._router.clock.monotonic_ms()):
                 denied = ev.CommandDenied(principal=caller.principal, cmd=command.type, code=refusal.code)
@@ -115,8 +124,17 @@ class Dispatcher:
         conditions = Conditions(if_rev, if_gate_gen, if_turn)
         mutating = command.type in cm.MUTATING or (isinstance(command, cm.Batch) and not command.dry_run)
         if key is None or not mutating or isinstance(command, cm.Batch):
-            return await self._carry_out(command, caller, conditions, None)
-        return await self._once(command, caller, conditions, key)
+            answer = await self._carry_out(command, caller, conditions, None)
+        else:
+            answer = await self._once(command, caller, conditions, key)
+        return self._shown(command, answer, caller)
+
+    def _shown(self, command: cm.Command, answer: Answer, caller: Caller) -> Answer:
+        """The answer as far as this caller may see it."""
+        result = self.reaches.prune(command, answer.result, caller)
+        if "read.content" not in caller.scopes and caller.session is None:
+            result = cleared(result)
+        return answer if result is answer.result else msgspec.structs.replace(answer, result=result)
 
     async def _once(self, command: cm.Command, caller: Caller, conditions: Conditions, key: str) -> Answer:
         digest = hashlib.sha256(msgspec.json.encode(command, order="deterministic")).hexdigest()
@@ -150,6 +168,9 @@ class Dispatcher:
                 return await self._house(command, caller, keyed)
             case AgentAsk():
                 return await agent_desk.ask(self._router, caller, command)
+        told = await self._access.carry_out(command, caller, keyed)
+        if told is not None:
+            return told
         if command.type not in cm.MUTATING:
             return await self._queries.answer(command)
         if self._router.draining:
@@ -160,9 +181,9 @@ class Dispatcher:
             return await self._send_once(command, caller, conditions)
         return await self._change(command, caller, conditions, keyed)
 
-    async def snapshot(self, selector: Any) -> tuple[int, list[Result]]:
+    async def snapshot(self, selector: Any, caller: Caller | None = None) -> tuple[int, list[Result]]:
         """The selected sessions and the `seq` that they include; see the server's port."""
-        return await self._queries.snapshot(selector)
+        return await self._queries.snapshot(selector, {} if caller is None else caller.labels)
 
     # -- one session ------------------------------------------------------------------------
 

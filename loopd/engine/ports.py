@@ -212,6 +212,11 @@ class Store(Protocol):
     ) -> list[tuple[int, str | None, int, str, str, bytes]]:
         """What principals did, newest first: `(seq, sid, at_ms, kind, principal, body)`."""
 
+    async def audit(
+        self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int
+    ) -> list[tuple[int, str | None, int, str, str, bytes]]:
+        """What principals did, newest first: `(seq, sid, at_ms, kind, principal, body)`."""
+
     async def house(self, kind: str) -> dict[str, bytes]:
         """Rows of the house of one kind (see `HouseRow`), by id."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -100,10 +100,12 @@ class Queries:
                 raise Refused("unknown_type", f"no handler for {command.type!r}")
         return Answer(seq=head, result=result)
 
-    async def snapshot(self, selector: Any) -> tuple[int, list[Result]]:
-        """Selected sessions and the `seq` up to which they include everything."""
+    async def snapshot(
+        self, selector: Any, within: Mapping[str, str] | None = None
+    ) -> tuple[int, list[Result]]:
+        """Selected sessions with the labels `within`, and the `seq` up to which they include everything."""
         sids = tuple(getattr(selector, "sids", ()) or ())
-        labels = dict(getattr(selector, "labels", {}) or {})
+        labels = dict(getattr(selector, "labels", {}) or {}) | dict(within or {})
         seq = self._store.head
         # The head moves a step of the loop before the rows do; after one step they include all up to it.
         await asyncio.sleep(0)

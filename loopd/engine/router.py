@@ -26,7 +26,7 @@ from loopd.core.inputs import (
 from loopd.core.passive import passive_row
 from loopd.core.settings import settings_of
 from loopd.core.state import Session
-from loopd.core.writes import Append, Appended, Fact, Idempotency, PassiveRow
+from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency, PassiveRow
 from loopd.engine.directory import Directory, unknown
 from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
@@ -326,12 +326,24 @@ class Router:
         self, event: ev.Event, *, principal: str, idempotency: Idempotency | None = None
     ) -> Appended:
         """Journal an event of the daemon itself."""
+        return await self.tell((event,), principal=principal, idempotency=idempotency)
+
+    async def tell(
+        self,
+        events: tuple[ev.Event, ...],
+        *,
+        principal: str,
+        idempotency: Idempotency | None = None,
+        house: tuple[HouseRow, ...] = (),
+    ) -> Appended:
+        """Journal events of the daemon itself together with rows of the house; either may be missing."""
         batch = Append(
             sid=None,
             at_ms=self.clock.now_ms(),
-            facts=(Fact(event=event, ss=0),),
+            facts=tuple(Fact(event=event, ss=0) for event in events),
             principal=principal,
             idempotency=idempotency,
+            house=house,
         )
         future = self.store.submit(batch)
         with anyio.CancelScope(shield=True):

@@ -20,10 +20,11 @@ def select(
     """
     chosen = [router.rows[router.resolve(ref)] for ref in refs] if refs else list(router.rows.values())
     return [
-        row for row in chosen if (ended or row.status == "live") and (not labels or _has_labels(row, labels))
+        row for row in chosen if (ended or row.status == "live") and (not labels or has_labels(row, labels))
     ]
 
 
-def _has_labels(row: PassiveRow, labels: Mapping[str, str]) -> bool:
+def has_labels(row: PassiveRow, labels: Mapping[str, str]) -> bool:
+    """Whether a session has all of these labels."""
     own: dict[str, str] = msgspec.json.decode(row.labels) if row.labels else {}
     return all(own.get(key) == value for key, value in labels.items())

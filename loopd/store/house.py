@@ -28,3 +28,48 @@ def rows_of(connection: sqlite3.Connection, kind: str) -> dict[str, bytes]:
     """Bodies of a kind, by id."""
     found = connection.execute("SELECT id, body FROM house WHERE kind = ? ORDER BY id", (kind,))
     return {str(name): bytes(body) for name, body in found}
+
+
+_AUDIT = """
+SELECT j.seq, s.sid, j.at_ms, j.kind, j.principal, j.body
+FROM journal AS j LEFT JOIN session AS s ON s.num = j.sid
+WHERE j.principal NOT IN ('', 'daemon') AND j.body IS NOT NULL AND {where}
+ORDER BY j.seq DESC LIMIT ?
+"""
+_CONSEQUENCES = ("turn.*", "effect.*", "provider.*", "degeneration.*", "detector.*", "envelope.held", "progress.*")
+"""Kinds that follow from what somebody did and are not it."""
+
+
+def audit(
+    connection: sqlite3.Connection,
+    *,
+    principal: str | None,
+    sid: str | None,
+    denied: bool,
+    after: int | None,
+    limit: int,
+) -> list[tuple[int, str | None, int, str, str, bytes]]:
+    """What principals did, newest first: `(seq, sid, at_ms, kind, principal, body)`."""
+    where, values = ["1"], []
+    if principal is not None:
+        where.append("j.principal GLOB ?" if principal.endswith("*") else "j.principal = ?")
+        values.append(principal if not principal.endswith("*") else _glob(principal[:-1]) + "*")
+    if sid is not None:
+        where.append("s.sid = ?")
+        values.append(sid)
+    if denied:
+        where.append("j.kind = 'command.denied'")
+    else:
+        for pattern in _CONSEQUENCES:
+            where.append("j.kind NOT GLOB ?")
+            values.append(pattern)
+    bounds: list[int] = [limit]
+    if after is not None:
+        where.append("j.seq > ?")
+        bounds = [after, limit]
+    query = _AUDIT.format(where=" AND ".join(where))
+    return [tuple(row) for row in connection.execute(query, (*values, *bounds))]  # type: ignore[misc]
+
+
+def _glob(text: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in text)

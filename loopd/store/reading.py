@@ -147,6 +147,14 @@ class Reading(ABC):
         """Command hash, result and `seq` of a key that was used within seven days, or None."""
         return await self._read(queries.idempotent, principal, key, self.last_at_ms)
 
+    async def audit(
+        self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int
+    ) -> list[tuple[int, str | None, int, str, str, bytes]]:
+        """What principals did, newest first; see `loopd.store.house.audit`."""
+        return await self._read(
+            house.audit, principal=principal, sid=sid, denied=denied, after=after, limit=limit
+        )
+
     async def house(self, kind: str) -> dict[str, bytes]:
         """Rows of the house of one kind, by id."""
         return await self._read(house.rows_of, kind)

@@ -45,10 +45,12 @@ class AgentAsk(Command, frozen=True, kw_only=True, tag="agent.ask"):
 class TokenNew(Command, frozen=True, kw_only=True, tag="token.new"):
     """→ `{"kid", "token", …}`; the token is shown this once, only its digest is kept.
 
-    With `labels` it reaches only sessions that have all of them; others do not exist for it.
+    With `labels` it reaches only sessions that have all of them; others do not exist for it. `source` is what
+    its messages count as: those of a `channel` (a program) never count as a person's.
     """
 
     scopes: Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=16)]
+    source: Literal["human", "channel"] = "human"
     labels: Labels = {}
     expires_ms: AtMs | None = None
     note: Reason = ""
