@@ -142,7 +142,10 @@ class Stage:
                 return Answer(seq=self.bus.head, result={"ok": True})
         raise ZeroDivisionError("a fault of the daemon itself")
 
-    async def snapshot(self, selector: Any) -> tuple[int, list[dict[str, Any]]]:
+    def sees(self, caller: Caller) -> None:
+        return None
+
+    async def snapshot(self, selector: Any, caller: Caller | None = None) -> tuple[int, list[dict[str, Any]]]:
         sids = selector.sids or SIDS
         seq = self.bus.head
         rows = [{"sid": sid, "ss": self.ss[sid], "pad": "x" * 200} for sid in sids for _ in range(150)]

@@ -123,6 +123,17 @@ class Access(Section, frozen=True, kw_only=True):
     gids: Annotated[
         dict[UserId, Scopes], Meta(max_length=1_000, description="Primary group id → scopes.")
     ] = {}
+    rate_per_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Commands a second that one token may ask for a long time; 0: no limit. Local users are not counted.",
+        ),
+    ] = 50
+    burst: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Commands that one token may ask at once after a rest.")
+    ] = 200
 
 
 class Agents(Section, frozen=True, kw_only=True):

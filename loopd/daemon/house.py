@@ -34,8 +34,10 @@ from loopd.drivers.run_as import RunAs, run_as
 from loopd.engine.clock import OffsetClock, SystemClock
 from loopd.engine.commands import Dispatcher
 from loopd.engine.issues import file_missing
+from loopd.engine.keyring import Keyring
 from loopd.engine.ports import Driver, DriverFactory
 from loopd.engine.queries import Queries
+from loopd.engine.rates import Rates
 from loopd.engine.router import Router
 from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
@@ -178,7 +180,16 @@ class Daemon:
 
             store.on_commit = committed
             store.on_group = metrics.commit
-            dispatcher = Dispatcher(router, Queries(router, self.status, self._agents), self.stop)
+            self.keyring = Keyring(self.clock)
+            await self.keyring.load(store)
+            rates = Rates(config.access.rate_per_s, config.access.burst)
+            dispatcher = Dispatcher(
+                router,
+                Queries(router, self.status, self._agents),
+                self.stop,
+                keyring=self.keyring,
+                rates=rates,
+            )
             doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
@@ -207,6 +218,7 @@ class Daemon:
                         limits=_limits(config),
                         sock=sock,
                         observe=metrics.command,
+                        keys=self.keyring,
                     )
                     await tasks.start(_within, doors, server.serve)
                     clear_stale(self.agent_door.path)

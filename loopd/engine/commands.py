@@ -181,6 +181,10 @@ class Dispatcher:
             return await self._send_once(command, caller, conditions)
         return await self._change(command, caller, conditions, keyed)
 
+    def sees(self, caller: Caller) -> Callable[[str | None, str], bool] | None:
+        """Which events `(sid, kind)` exist for this caller, or None for all."""
+        return self.reaches.events(caller)
+
     async def snapshot(self, selector: Any, caller: Caller | None = None) -> tuple[int, list[Result]]:
         """The selected sessions and the `seq` that they include; see the server's port."""
         return await self._queries.snapshot(selector, {} if caller is None else caller.labels)

@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         parts: list[Snap] = []
         gap: Gap | None = None
         if frame.snapshot:
-            seq, sessions = await house.dispatcher.snapshot(EventSelector(sids=tuple(sids)))
+            seq, sessions = await house.dispatcher.snapshot(EventSelector(sids=tuple(sids)), self.caller)
             parts = snapshot_parts(frame.id, Cursor(log=bus.log_id, seq=seq), sessions)
         else:
             seq, gap = first_cursor(frame, bus.log_id, bus.head)
@@ -241,7 +241,10 @@ class Connection(asyncio.Protocol):
         if not self._inflight.pop(frame.id, False) or self.closing:
             return
         wanted = make_filter(
-            frozenset(sids) or None, frame.sel.kinds, metadata="read.content" not in self.caller.scopes
+            frozenset(sids) or None,
+            frame.sel.kinds,
+            metadata="read.content" not in self.caller.scopes,
+            sees=house.dispatcher.sees(self.caller),
         )
         sub = Subscription(self, frame.id, wanted, seq)
         sub.snaps = parts

@@ -253,6 +253,8 @@ class Fanout:
                     sub.deltas_lost += missed
                     if sub.wanted.sids is not None and sid not in sub.wanted.sids:
                         continue
+                    if sub.wanted.sees is not None and not sub.wanted.sees(sid, "turn.step"):
+                        continue
                     if not sub.line.takes_events:
                         sub.deltas_lost += 1
                         continue

@@ -33,11 +33,37 @@ class Dispatcher(Protocol):
             Refused: nothing was changed.
         """
 
-    async def snapshot(self, selector: EventSelector) -> tuple[int, list[dict[str, Any]]]:
-        """The selected sessions and the `seq` up to which they include everything.
+    async def snapshot(
+        self, selector: EventSelector, caller: Caller | None = None
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """The selected sessions that the caller reaches, and the `seq` up to which they include everything.
 
         `selector.sids` are ids here; `kinds` do not matter.
         """
+
+    def sees(self, caller: Caller) -> Callable[[str | None, str], bool] | None:
+        """Which events `(sid, kind)` exist for this caller, or None for all; the same object for equal reach."""
+
+
+class Keys(Protocol):
+    """Tokens of people and programs."""
+
+    @property
+    def listeners(self) -> list[Callable[[str], None]]:
+        """Called with the kid of each token that is revoked."""
+
+    @property
+    def configured(self) -> bool:
+        """Whether any token is worth something."""
+
+    def authenticate(self, token: str) -> Caller:
+        """Who holds this token; raises `Refused`."""
+
+    def caller_of(self, kid: str) -> Caller:
+        """The holder of a token that was shown before; raises `Refused`."""
+
+    def valid(self, kid: str) -> bool:
+        """Whether the token is still worth something."""
 
 
 class Chunk(Protocol):

@@ -5,7 +5,7 @@ The stored payload is never decoded on the way out (except to take content away,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,17 +30,19 @@ class EventFilter(msgspec.Struct, frozen=True, cache_hash=True):
     Attributes:
         prefixes: beginnings of kinds, with their dot.
         metadata: content is taken out, unknown kinds do not pass.
+        sees: whether an event of (sid, kind) exists for the reader at all.
     """
 
     sids: frozenset[str] | None = None
     kinds: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
     metadata: bool = False
+    sees: Callable[[str | None, str], bool] | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether everything passes as it is."""
-        return self.sids is None and self.kinds is None and not self.metadata
+        return self.sids is None and self.kinds is None and not self.metadata and self.sees is None
 
     def passes(self, event: StoredEvent) -> bool:
         """Whether the subscription wants this event."""
@@ -52,15 +54,23 @@ class EventFilter(msgspec.Struct, frozen=True, cache_hash=True):
             and not event.kind.startswith(self.prefixes)
         ):
             return False
+        if self.sees is not None and not self.sees(event.sid, event.kind):
+            return False
         return not self.metadata or may_pass(event.kind)
 
 
-def make_filter(sids: frozenset[str] | None, kinds: Sequence[str], *, metadata: bool) -> EventFilter:
+def make_filter(
+    sids: frozenset[str] | None,
+    kinds: Sequence[str],
+    *,
+    metadata: bool,
+    sees: Callable[[str | None, str], bool] | None = None,
+) -> EventFilter:
     """A filter of exact kinds and patterns such as `gate.*`."""
     exact = frozenset(kind for kind in kinds if not kind.endswith("*"))
     prefixes = tuple(sorted(kind[:-1] for kind in kinds if kind.endswith("*")))
     wanted = exact if kinds and "" not in prefixes else None
-    return EventFilter(sids, wanted, prefixes if wanted is not None else (), metadata)
+    return EventFilter(sids, wanted, prefixes if wanted is not None else (), metadata, sees)
 
 
 class Slice:

@@ -21,7 +21,7 @@ from loopd.server.connection import Connection
 from loopd.server.fanout import Fanout
 from loopd.server.house import Job
 from loopd.server.limits import SocketLimits
-from loopd.server.ports import Bus, CommandObserver, Dispatcher
+from loopd.server.ports import Bus, CommandObserver, Dispatcher, Keys
 from loopd.server.workers import Workers
 from loopd_protocol.errors import Refused
 from loopd_protocol.frames import Cmd, ServerInfo, Sub
@@ -47,6 +47,7 @@ class UnixServer:
         sock: a listening socket that somebody else made (systemd); it is not unlinked.
         observe: told of every command, for metrics.
         mode, owner: of the socket file.
+        keys: tokens that may be shown in `hello`; None knows none.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class UnixServer:
         observe: CommandObserver | None = None,
         mode: int = _SOCKET_MODE,
         owner: tuple[int, int] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.dispatcher = dispatcher
@@ -74,6 +76,7 @@ class UnixServer:
         self.now_ms = now_ms
         self._policy = policy or PeerPolicy()
         self._sock = sock
+        self._keys = keys
         self._mode = mode
         self._owner = owner
         self._observe = observe
@@ -103,6 +106,8 @@ class UnixServer:
             sock = bind(self.path, mode=self._mode, owner=self._owner)
             ours = _identity(self.path)
         try:
+            if self._keys is not None:
+                self._keys.listeners.append(self.end)
             async with anyio.create_task_group() as group:
                 self._workers.open(group)
                 group.start_soon(self.fanout.run, group)
@@ -151,9 +156,19 @@ class UnixServer:
 
     def greet(self, connection: Connection, token: str | None) -> Caller:
         """Who it is after `hello`: whom the kernel named, unless a token says otherwise."""
-        if token is not None:
+        if token is None:
+            return connection.caller
+        if self._keys is None:
             raise Refused("unauthenticated", "no tokens are known here; leave `auth` out")
-        return connection.caller
+        if connection.caller.source is Source.AGENT:
+            raise Refused("unauthenticated", "a process of an agent showed a token; agents have their own socket")
+        return self._keys.authenticate(token)
+
+    def end(self, kid: str) -> None:
+        """Close the connections that live by this token."""
+        for connection in list(self._connections):
+            if connection.caller.kid == kid:
+                connection.bye("unauthenticated", "the token has expired or was revoked")
 
     def gone(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -215,6 +230,9 @@ class UnixServer:
             now = loop.time()
             for connection in list(self._connections):
                 connection.tick(now)
+                kid = connection.caller.kid
+                if kid is not None and self._keys is not None and not self._keys.valid(kid):
+                    connection.bye("unauthenticated", "the token has expired or was revoked")
 
     async def _farewell(self) -> None:
         for connection in list(self._connections):
