@@ -72,6 +72,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
         compacted: the context was compacted before this step.
         tools: the tool schemas exactly as they were offered, JSON; None for none or unknown.
         tools_sha256: filled in by the host, which keeps `tools` as a blob.
+        model: that answered, when it is not the one that the driver is set to.
     """
 
     text: str = ""
@@ -84,6 +85,7 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     tools: bytes | None = None
     tools_sha256: str | None = None
+    model: str = ""
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):

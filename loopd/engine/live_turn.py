@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,22 +14,27 @@ from loopd.core import compaction
 from loopd.core.compaction import Plan, applied, size_bytes
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, Message, StepDone, TurnRequest
 from loopd.core.inputs import (
+    AffordAsked,
     AgentAsked,
     ContextShrunk,
     EffectEnded,
     EffectIntended,
+    PermitAsked,
     Remembered,
     RetryReported,
     StepReported,
     StreamJudged,
 )
+from loopd.core.policy import judge
+from loopd.core.prices import Cost
 from loopd.core.rules.chanting import Chanting
 from loopd.engine import intake
 from loopd.engine.frames import Frames
 from loopd.engine.history import EXCERPT_CHARS, INLINE_CHARS, inline
 from loopd.engine.manifest import sha256
+from loopd.engine.questions import Questions
 from loopd_protocol.errors import Refused
-from loopd_protocol.events import ToolCall
+from loopd_protocol.events import ToolCall, Usage
 
 if TYPE_CHECKING:
     from loopd.engine.session_loop import SessionLoop
@@ -59,7 +64,10 @@ class LiveTurn:
         self.cut = False
         self.told_to_stop = False
         self._tools = 0
+        self.calls: set[Callable[[], None]] = set()
         self.after: anyio.Event | None = None
+        self.questions = Questions()
+        self._permits: set[tuple[str, str]] = set()
         self._chanting = Chanting(loop.settings.rules.chanting)
         self.frames = Frames()
         self._chunks: list[str] = []
@@ -107,6 +115,7 @@ class LiveTurn:
         key, call = intake.effect_key(call), intake.tool_call(call)
         args = msgspec.json.encode(call.args, order="sorted")
         digest = sha256(args)
+        await self._permitted(key, call, digest)
         long = len(args) > INLINE_CHARS
         given = EffectIntended(
             n=self.n,
@@ -125,6 +134,58 @@ class LiveTurn:
         self.phase = "tool"
         if failpoints.armed:
             failpoints.hit("tool.before", (call.name,))
+
+    async def afford(self) -> None:
+        """See the port."""
+        self._refuse_after_stop()
+        done = await self._loop.apply(AffordAsked(n=self.n)).committed()
+        if done.stop:
+            self.told_to_stop = True
+            raise Refused("gate_closed", done.denied or f"turn {self.n} is over; no model may be called")
+
+    async def permit(self, call: ToolCall) -> None:
+        """See the port."""
+        self._refuse_after_stop()
+        key, call = intake.effect_key(call), intake.tool_call(call)
+        await self._permitted(key, call, sha256(msgspec.json.encode(call.args, order="sorted")))
+
+    async def _permitted(self, key: str, call: ToolCall, digest: str) -> None:
+        """Let policy decide about a call, once; wait for a person where it asks."""
+        loop = self._loop
+        if (key, digest) in self._permits:
+            return
+        verdict = judge(
+            loop.session.permits.all_rules,
+            loop.settings.approvals.default,
+            tool=call.name,
+            tool_class=call.tool_class,
+            args=call.args,
+            workspace=loop.session.workspace,
+        )
+        if verdict is not None and verdict.effect != "allow":
+            given = PermitAsked(
+                n=self.n,
+                call=key,
+                tool=call.name,
+                tool_class=call.tool_class,
+                args_sha256=digest,
+                verdict=verdict,
+            )
+            pending = loop.apply(given)
+            asked = pending.advanced.asked
+            if asked is not None:
+                self.questions.expect(asked)
+            done = await pending.committed()
+            if done.denied is not None:
+                raise Refused("forbidden", done.denied)
+            if done.stop:
+                raise Refused("gate_closed", "the turn is over; the tool must not run")
+            if asked is not None:
+                answer = await self.questions.wait(asked)
+                if not answer.allowed:
+                    raise Refused("forbidden", answer.said)
+                self._refuse_after_stop()
+        self._permits.add((key, digest))
 
     async def outcome(self, call: ToolCall, outcome: str) -> None:
         """See the port."""
@@ -153,6 +214,7 @@ class LiveTurn:
         blob = sha256(summary) if len(plan.summary) > INLINE_CHARS else None
         ss = self._loop.session.ss + 1
         after = applied(before, plan, ss)
+        model, cost = self._cost("", plan.usage)
         given = ContextShrunk(
             n=self.n,
             reason=intake.label(plan.reason),
@@ -168,6 +230,9 @@ class LiveTurn:
             summary=plan.summary[:EXCERPT_CHARS] if blob else plan.summary,
             summary_blob=blob,
             usage=plan.usage,
+            cost_micro=cost.micro,
+            model=model,
+            priced=cost.priced,
         )
         advanced = await self._loop.apply(given, blobs={blob: summary} if blob else None).committed()
         if advanced.stop:
@@ -178,9 +243,12 @@ class LiveTurn:
         """See the port."""
         self._refuse_after_stop()
         done, text_blob, blobs = inline(intake.step(done))
-        pending = self._loop.apply(
-            StepReported(n=self.n, done=done, text_blob=text_blob), blobs=blobs, keeps_messages=True
+        self._permits.clear()
+        model, cost = self._cost(done.model, done.usage)
+        given = StepReported(
+            n=self.n, done=done, text_blob=text_blob, cost_micro=cost.micro, model=model, priced=cost.priced
         )
+        pending = self._loop.apply(given, blobs=blobs, keeps_messages=True)
         self._forget_partial()
         advanced = await pending.committed()
         self.told_to_stop = advanced.stop
@@ -190,6 +258,17 @@ class LiveTurn:
             tools_withheld=self._loop.session.withhold_tools,
             idle=self._loop.session.idled,
         )
+
+    def _cost(self, model: str, usage: Usage | None) -> tuple[str, Cost]:
+        """Name of the model that answered, and what it cost."""
+        model = intake.label(model or str(self._loop.session.driver.get("model") or "")) or "unnamed"
+        return model, self._loop.prices.cost(model, usage)
+
+    def cut_calls(self) -> None:
+        """Break off model calls of a hosted agent that go on although the turn is over."""
+        calls, self.calls = self.calls, set()
+        for cut in calls:
+            cut()
 
     def _refuse_after_stop(self) -> None:
         if self.told_to_stop and not self.cut:

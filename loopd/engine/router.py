@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from loopd.core.account import Purse
 from loopd.core.inputs import (
     CutRequested,
     Reconsidered,
@@ -24,19 +25,25 @@ from loopd.core.inputs import (
     Ticked,
 )
 from loopd.core.passive import passive_row
+from loopd.core.policy import check as check_policy
+from loopd.core.prices import Prices
 from loopd.core.settings import settings_of
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency, PassiveRow
+from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
 from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
 from loopd.engine.ports import Clock, DriverFactory, Store
+from loopd.engine.questions import Place
 from loopd.engine.session_loop import Pending, SessionLoop
 from loopd.engine.timers import Timers
+from loopd.engine.treasury import Treasury, child_row, parent_of
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
+from loopd_protocol.policy import BudgetLimit, PolicyRule
 
 logger = logging.getLogger("loopd.engine")
 
@@ -48,9 +55,6 @@ FIRED_AT_ONCE = 256
 
 RETRY_MS = 1_000
 """A deadline that could not be carried out is looked at again after this time."""
-
-BOOT_SPREAD_MS = 5_000
-"""Deadlines that passed while the daemon was down are spread over at most this time."""
 
 DeltaSink = Callable[[str, int, str], None]
 
@@ -74,8 +78,10 @@ class Router:
         concurrent_turns: int = 64,
         max_sessions: int = 100_000,
         crash_loop_boots: int = 3,
+        boot: Boot | None = None,
         default_preset: str = "hardened",
         default_overrides: Mapping[str, Any] | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -84,17 +90,31 @@ class Router:
         self.told: DeltaSink = on_delta
         self.timers = Timers(clock)
         self.directory = Directory(max_sessions)
+        self.prices = prices or Prices()
+        self.treasury = Treasury()
         self.rows = self.directory.rows
         self.frozen = False
         self.draining = False
         self.crash_loop_boots = crash_loop_boots
-        self.recovered = 0
+        self.boot = boot or Boot()
+        self.unwell: dict[str, str] = {}
+        self._trusted: set[str] = set()
         self._default_preset = default_preset
         self._default_overrides = dict(default_overrides or {})
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
         self._tasks: anyio.abc.TaskGroup | None = None
+
+    @property
+    def recovered(self) -> int:
+        """Sessions that the last daemon died in."""
+        return self.boot.recovered
+
+    @property
+    def scheduled_from_ms(self) -> int:
+        """Cron and wake-ups wait until then."""
+        return self.boot.scheduled_from_ms
 
     @property
     def closed_by(self) -> str | None:
@@ -110,18 +130,22 @@ class Router:
         self._tasks = tasks
         self.frozen = frozen
         now = self.clock.now_ms()
-        running = []
-        for row in await self.store.directory():
+        await self.boot.look_back(self.store, now)
+        rows = await self.store.directory()
+        self.boot.count(rows, now, int(self._places.total_tokens))
+        running = [row.sid for row in rows if row.running]
+        for row in rows:
             self.directory.follow(row)
-            if row.running:
-                running.append(row.sid)
-            elif row.deadline_ms is not None:
+            if row.deadline_ms is not None and not row.running:
                 late = row.deadline_ms <= now
-                self.timers.arm(row.sid, now + random.randrange(BOOT_SPREAD_MS) if late else row.deadline_ms)
+                spread = now + random.randrange(self.boot.spread_ms) if late else row.deadline_ms
+                self.timers.arm(row.sid, spread)
+        await self.treasury.open(self.store, self.rows, now)
         if ended := self._end_leftovers(running):  # also what outlived a boot without a running turn
             logger.warning("processes of the last boot ended", extra={"processes": ended})
-        await self._feed(running, Ticked())  # loading them is recovering them
-        self.recovered = len(running)
+            self.boot.leftovers = ended
+        cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
+        await self._feed([*running, *cut], Ticked())  # loading them is recovering them
 
     async def run(self) -> None:
         """Carry out deadlines, for ever."""
@@ -144,7 +168,8 @@ class Router:
                     pending = loop.apply(given)
                 except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all
                     logger.error("session not carried on", extra={"sid": sid, "code": _code(error)})
-                    self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
+                    if sid not in self.unwell:  # which nothing but a new start makes well
+                        self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
                     continue
                 if pending.advanced.events:
                     written.append(pending)
@@ -211,15 +236,21 @@ class Router:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
         try:
-            loop = await read_session(self, sid)
+            loop = await read_session(self, sid, trusted=sid in self._trusted)
             self._loaded[sid] = loop
+            self._trusted.add(sid)
+        except Refused as refusal:
+            if refusal.code == "corrupt":
+                self.unwell[sid] = refusal.message
+                self.boot.refused(sid, refusal.message)
+            raise
         finally:
             del self._loading[sid]
             future.set_result(None)
         self._unload_idle()
-        if loop.session.turn is not None:
+        if loop.session.turn is not None or any(not effect.uncertain for effect in loop.session.effects):
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
-            await loop.apply(given, principal="daemon").committed()
+            self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
         return loop
 
     def _unload_idle(self) -> None:
@@ -231,16 +262,34 @@ class Router:
             assert self._tasks is not None
             self._tasks.start_soon(loop.aclose)
 
+    def forget(self, sid: str) -> bool:
+        """Let go of an ended session for good; false when it lives again or somebody uses it now."""
+        row = self.rows.get(sid)
+        loop = self._loaded.get(sid)
+        if row is None:
+            return True
+        if row.status == "live" or sid in self._loading or (loop is not None and not loop.idle):
+            return False
+        if loop is not None:
+            del self._loaded[sid]
+            loop.forgotten = True
+            assert self._tasks is not None
+            self._tasks.start_soon(loop.aclose)
+        self.directory.forget(sid)
+        return True
+
     # -- office of the session loops ----------------------------------------------------------
 
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
         """See `session_loop.Office`."""
         assert self._tasks is not None
-        self._tasks.start_soon(loop.run_turn, turn, self._places)
+        self._tasks.start_soon(loop.run_turn, turn, Place(self._places))
 
     def changed(self, loop: SessionLoop) -> None:
         """See `session_loop.Office`."""
-        self.directory.follow(passive_row(loop.durable, closed_by=self.closed_by))
+        self._trusted.add(loop.session.sid)
+        row = passive_row(loop.durable, closed_by=self.closed_by, scheduled_from_ms=self.scheduled_from_ms)
+        self.directory.follow(row)
         self._rearm(loop.session.sid)
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
@@ -253,12 +302,26 @@ class Router:
             del self._loaded[loop.session.sid]
         if loop.turn is not None:
             loop.turn.cut = True
+            loop.turn.questions.give_up()
             loop.turn.scope.cancel()
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
             self.directory.names.release(loop.session.name, loop.session.sid)
             return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
+
+    def purses(self, session: Session) -> tuple[Purse, ...]:
+        """See `session_loop.Office`."""
+        return self.treasury.purses(session, self.clock.now_ms()) if self.treasury else ()
+
+    def spent(self, before: Session, after: Session, at_ms: int, seq: int) -> None:
+        """See `session_loop.Office`."""
+        self.treasury.follow(before, after, at_ms, seq)
+
+    def durable(self, sid: str) -> Session | None:
+        """The committed state of a session that is loaded."""
+        loop = self._loaded.get(sid)
+        return None if loop is None else loop.durable
 
     def _rearm(self, sid: str) -> None:
         if sid in self.rows:
@@ -282,6 +345,9 @@ class Router:
         overrides: Mapping[str, Any],
         principal: str,
         answer: Callable[[str, str], Idempotency | None],
+        policy: tuple[PolicyRule, ...] = (),
+        budgets: tuple[BudgetLimit, ...] = (),
+        parent: str | None = None,
     ) -> tuple[SessionLoop, Pending]:
         """Create a session, durably.
 
@@ -291,6 +357,8 @@ class Router:
         chosen = preset or self._default_preset
         merged = {**self._default_overrides, **overrides}
         settings_of(chosen, merged)
+        check_policy(policy)
+        above = None if parent is None else await parent_of(self, parent)
         num, sid, name = self.directory.reserve(name)
         try:
             probe = self.make_driver(sid, driver, workspace)
@@ -306,15 +374,27 @@ class Router:
                 labels=labels,
                 workspace=workspace,
                 by=principal,
+                policy=policy,
+                budgets=budgets,
+                parent=None if above is None else above.sid,
             )
             first = founded(created, goal, now=now, closed_by=self.closed_by)
             history = History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
             loop = self._loaded[sid] = SessionLoop(self, first.session, history)
             key = answer(sid, name)
-            pending = loop.created(created, first, now=now, principal=principal, idempotency=key)
+            pending = loop.created(
+                created,
+                first,
+                now=now,
+                principal=principal,
+                idempotency=key,
+                house=() if above is None else (child_row(sid, above.sid),),
+            )
         except BaseException:
             self.directory.names.release(name, sid)
             raise
+        if above is not None:
+            self.treasury.adopt(sid, above, now)
         with anyio.CancelScope(shield=True):
             await pending.committed()
         self._unload_idle()
@@ -350,6 +430,14 @@ class Router:
             await asyncio.wait([future])
         return future.result()
 
+    async def keep(self, key: Idempotency) -> Appended:
+        """Make the answer to a command that changed nothing durable: asked again, it still changes nothing."""
+        batch = Append(sid=None, at_ms=self.clock.now_ms(), facts=(), idempotency=key)
+        future = self.store.submit(batch)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([future])
+        return future.result()
+
     def running(self) -> list[SessionLoop]:
         """Sessions with a turn in progress."""
         return [
@@ -369,8 +457,9 @@ class Router:
             given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
             with contextlib.suppress(Refused):  # not written, but `lost` has stopped its driver
                 await loop.apply(given, principal=by).committed()
-        for loop in loops:
-            await loop.stopped()
+        async with anyio.create_task_group() as waiting:  # together: one that is stuck holds nobody else up
+            for loop in loops:
+                waiting.start_soon(loop.stopped)
         return len(loops)
 
     async def reconsider(self) -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Protocol
 
 import anyio
 import msgspec
 
 from loopd import failpoints
+from loopd.core.account import Purse
 from loopd.core.conversation import Message, TurnEnd, TurnRequest
 from loopd.core.inputs import (
     Advanced,
@@ -26,20 +27,23 @@ from loopd.core.inputs import (
     CutRequested,
     House,
     Input,
+    Settle,
     StartTurn,
     StepReported,
     TurnEnded,
 )
+from loopd.core.prices import Prices
 from loopd.core.recorded import founding, marked
 from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
-from loopd.core.writes import Append, Appended, Fact, Idempotency
+from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency
 from loopd.engine import intake, issues
 from loopd.engine.history import History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.manifest import Manifests, sha256
 from loopd.engine.ports import Clock, Driver, DriverFactory, Store
+from loopd.engine.questions import Place
 from loopd.engine.watch import RuleWatch
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -65,6 +69,10 @@ class Office(Protocol):
     def closed_by(self) -> str | None:
         """`freeze` or `drain` while no session admits work."""
 
+    @property
+    def scheduled_from_ms(self) -> int:
+        """Cron and wake-ups wait until then."""
+
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
         """Run the turn's driver in the daemon's task group."""
 
@@ -76,6 +84,14 @@ class Office(Protocol):
 
     def told(self, sid: str, n: int, text: str, /) -> None:
         """Live text of a running step."""
+
+    prices: Prices
+
+    def purses(self, session: Session) -> tuple[Purse, ...]:
+        """Limits of labels and parents that bind a session, with what all of theirs have spent."""
+
+    def spent(self, before: Session, after: Session, at_ms: int, seq: int) -> None:
+        """A commit that ends at `seq` changed what a session has spent, or its limits."""
 
 
 class Pending:
@@ -110,7 +126,6 @@ class SessionLoop:
         self._office = office
         self.session = session
         self.durable = session
-        self.settings: Settings = settings_for(session.preset, session.overrides)
         self.history = history
         self.turn: LiveTurn | None = None
         self.writing = 0
@@ -119,6 +134,16 @@ class SessionLoop:
         self._manifests = Manifests()
         self._driver_sha256 = sha256(msgspec.json.encode(session.driver, order="sorted"))
         self._starting: dict[int, TurnRequest] = {}
+
+    @property
+    def prices(self) -> Prices:
+        """What models cost."""
+        return self._office.prices
+
+    @property
+    def settings(self) -> Settings:
+        """What holds for the session now."""
+        return settings_for(self.session.preset, self.session.overrides)
 
     @property
     def idle(self) -> bool:
@@ -130,7 +155,9 @@ class SessionLoop:
         turn = self.turn if self.turn is not None and not self.turn.cut else None
         return House(
             settings=self.settings,
+            purses=self._office.purses(self.session),
             closed_by=self._office.closed_by,
+            scheduled_from_ms=self._office.scheduled_from_ms,
             partial="" if turn is None else turn.partial,
             phase="unknown" if turn is None else turn.phase,
         )
@@ -188,10 +215,13 @@ class SessionLoop:
         now: int,
         principal: str,
         idempotency: Idempotency | None,
+        house: tuple[HouseRow, ...] = (),
     ) -> Pending:
         """Write the creation of this session together with what follows from it at once."""
         advanced = msgspec.structs.replace(extra, events=(founding(event), *extra.events))
-        return self._write(None, advanced, now, principal, {}, idempotency, keeps_messages=False)
+        return self._write(
+            None, advanced, now, principal, {}, idempotency, keeps_messages=False, house=house
+        )
 
     def _write(  # noqa: PLR0917
         self,
@@ -203,6 +233,7 @@ class SessionLoop:
         idempotency: Idempotency | None,
         *,
         keeps_messages: bool,
+        house: tuple[HouseRow, ...] = (),
     ) -> Pending:
         facts: list[Fact] = []
         messages: list[Message] = []
@@ -231,6 +262,7 @@ class SessionLoop:
             principal=principal,
             blobs=blobs,
             idempotency=idempotency,
+            house=house,
         )
         pending = Pending(advanced, tuple(messages))
         try:
@@ -247,7 +279,7 @@ class SessionLoop:
         for effect in advanced.effects:
             if isinstance(effect, CancelTurn) and self.turn is not None and self.turn.n == effect.n:
                 self.turn.cut = True  # what is streamed from here on is not part of the record
-        future.add_done_callback(lambda done: self._committed(done, advanced))
+        future.add_done_callback(lambda done: self._committed(done, advanced, now))
         pending.follow(future)
         return pending
 
@@ -298,7 +330,7 @@ class SessionLoop:
 
     # -- act --------------------------------------------------------------------------------
 
-    def _committed(self, future: asyncio.Future[Appended], advanced: Advanced) -> None:
+    def _committed(self, future: asyncio.Future[Appended], advanced: Advanced, at_ms: int) -> None:
         self.writing -= 1
         error = None if future.cancelled() else future.exception()
         if error is not None or future.cancelled():
@@ -306,16 +338,20 @@ class SessionLoop:
             return
         if self.forgotten:
             return
-        self.durable = advanced.session
+        before, self.durable = self.durable, advanced.session
+        self._office.spent(before, advanced.session, at_ms, future.result().last)
         issues.file_all(advanced.session, advanced.events)
         for effect in advanced.effects:
             match effect:
                 case StartTurn(n, _):
                     self._start(n)
+                case Settle() if self.turn is not None:
+                    self.turn.questions.settle(effect)
                 case CancelTurn(n, _):
                     self._starting.pop(n, None)
                     if self.turn is not None and self.turn.n == n:
                         self.turn.scope.cancel()
+                        self.turn.cut_calls()
         self._office.changed(self)
 
     def _start(self, n: int) -> None:
@@ -329,7 +365,7 @@ class SessionLoop:
             turn.after = previous.finished
         self._office.spawn(self, turn)
 
-    async def run_turn(self, turn: LiveTurn, place: AbstractAsyncContextManager[object]) -> None:
+    async def run_turn(self, turn: LiveTurn, place: Place) -> None:
         """Take one turn with the driver, when `place` lets it in; returns when nothing of it runs any more.
 
         Never raises. A turn that is cut while it waits for its place never reaches the driver.
@@ -338,6 +374,7 @@ class SessionLoop:
             with turn.scope:
                 if turn.after is not None:
                     await turn.after.wait()
+                turn.questions.place = place
                 async with place:
                     end = await self._take(turn)
                     if not turn.cut:
@@ -350,12 +387,14 @@ class SessionLoop:
             if turn.after is not None:
                 with anyio.CancelScope(shield=True):  # the next turn waits for this one only
                     await turn.after.wait()
+            turn.cut_calls()
             turn.finished.set()
             if self.turn is turn:
                 self.turn = None
 
     async def _take(self, turn: LiveTurn) -> TurnEnd:
         with anyio.move_on_after(self.settings.turn.deadline_ms / 1_000) as deadline:
+            turn.questions.deadline = deadline
             try:
                 if self._driver is None:
                     self._driver = self._office.make_driver(
