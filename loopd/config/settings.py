@@ -201,6 +201,30 @@ class Recovery(Section, frozen=True, kw_only=True):
     ] = 300
 
 
+class Retention(Section, frozen=True, kw_only=True):
+    """How long the journal keeps what happened. A session under legal hold keeps everything."""
+
+    content_days: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=36_500,
+            description="Age in days at which messages, prompts and tool output are deleted; digests and metadata stay. A live session keeps its present context. 0: never.",
+        ),
+    ] = 30
+    metadata_days: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=36_500,
+            description="Age in days at which whole sealed months are deleted; a link stays, so that the rest still verifies. 0: never.",
+        ),
+    ] = 400
+    every_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="How often it is looked for what is due.")
+    ] = 3_600
+
+
 class Testing(Section, frozen=True, kw_only=True):
     """Faults on purpose, for tests of loopd itself. Everything here is refused unless `enabled`."""
 
@@ -240,6 +264,7 @@ class Config(Section, frozen=True, kw_only=True):
     log: Log = Log()
     metrics: MetricsSection = MetricsSection()
     recovery: Recovery = Recovery()
+    retention: Retention = Retention()
     testing: Testing = Testing()
 
     @property

@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ from loopd.drivers import end_leftovers, make_driver
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
 from loopd.drivers.fittings import Fittings
+from loopd.drivers.proxy.server import ModelProxy
 from loopd.drivers.run_as import RunAs, run_as
+from loopd.engine.boot import Boot
 from loopd.engine.clock import OffsetClock, SystemClock
 from loopd.engine.commands import Dispatcher
 from loopd.engine.issues import file_missing
 from loopd.engine.keyring import Keyring
+from loopd.engine.model_witness import ModelWitness
 from loopd.engine.ports import Driver, DriverFactory
 from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
 from loopd.engine.router import Router
+from loopd.engine.upkeep import Policy as RetentionPolicy
+from loopd.engine.upkeep import Upkeep
 from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
 from loopd.server.http import serve_http
@@ -48,6 +54,7 @@ from loopd.server.unix import UnixServer, clear_stale, inherited_socket
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
 from loopd_protocol import events as ev
+from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd")
 
@@ -81,6 +88,7 @@ class Daemon:
         self.started_ms = self.clock.monotonic_ms()
         self.ready = False
         self._lasting: anyio.abc.TaskGroup | None = None
+        self._proxy: ModelProxy | None = None
         self.stopping = anyio.Event()
         self._hurry = anyio.Event()
         self._cut = 0
@@ -127,7 +135,11 @@ class Daemon:
 
     def _fittings(self) -> Fittings:
         return Fittings(
-            agents=self._premises, tasks=self._lasting, agent_door=self.agent_door, run_as=self.run_as
+            proxy=self._proxy,
+            agents=self._premises,
+            tasks=self._lasting,
+            agent_door=self.agent_door,
+            run_as=self.run_as,
         )
 
     async def _agents(self) -> list[dict[str, Any]]:
@@ -163,6 +175,10 @@ class Daemon:
                 concurrent_turns=config.limits.concurrent_turns,
                 max_sessions=config.limits.max_sessions,
                 crash_loop_boots=config.recovery.crash_loop_boots,
+                boot=Boot(
+                    unstable_boots=config.recovery.unstable_boots,
+                    unstable_wait_ms=config.recovery.unstable_wait_s * 1_000,
+                ),
                 default_preset=config.sessions.preset,
                 default_overrides=config.session_overrides,
             )
@@ -193,18 +209,26 @@ class Daemon:
             doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
+                self._proxy = ModelProxy(tasks, ModelWitness(router))
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
                     tasks.start_soon(self.lag.run)
                     if self.lineage is not None:
                         tasks.start_soon(_reap)
                     await router.open(turns, frozen=store.frozen is not None)
+                    took_ms = self.clock.monotonic_ms() - self.started_ms
+                    with suppress(Refused):  # a full disk: what was found is found again by the next boot
+                        await router.say(
+                            router.boot.event(boot=store.boots, took_ms=took_ms), principal="daemon"
+                        )
                     if failpoints.armed:
                         failpoints.hit("boot.recovered")
                     await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
                     tasks.start_soon(router.run)
+                    dispatcher.upkeep = upkeep = Upkeep(router, store, _retention(config))
+                    tasks.start_soon(upkeep.run)
                     if sock is None:
                         clear_stale(self.socket)
                     self.server = server = UnixServer(
@@ -277,6 +301,7 @@ class Daemon:
             pid=os.getpid(),
             epoch=store.epoch,
             recovered=router.recovered,
+            clean=router.boot.clean,
         )
 
     def _announce(self) -> None:
@@ -359,6 +384,13 @@ def _policy(config: Config, lineage: Lineage | None) -> PeerPolicy:
         lineage=lineage,
         uids={int(uid): frozenset(scopes) for uid, scopes in config.access.uids.items()},
         gids={int(gid): frozenset(scopes) for gid, scopes in config.access.gids.items()},
+    )
+
+
+def _retention(config: Config) -> RetentionPolicy:
+    ages = config.retention
+    return RetentionPolicy(
+        content_days=ages.content_days, metadata_days=ages.metadata_days, every_s=ages.every_s
     )
 
 

@@ -24,23 +24,30 @@ from loopd.engine.clearance import cleared
 from loopd.engine.denials import Denials
 from loopd.engine.keyed import Keyed
 from loopd.engine.keyring import Keyring
+from loopd.engine.policy_desk import PolicyDesk, session_budgets
 from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
 from loopd.engine.reach import Reaches
 from loopd.engine.router import Router
 from loopd.engine.selection import select
 from loopd.engine.translation import Result, input_of, result_of
+from loopd.engine.upkeep import Upkeep
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.access_commands import AgentAsk
 from loopd_protocol.errors import Refused
+from loopd_protocol.policy_commands import BudgetSet
+from loopd_protocol.retention_commands import (
+    DbSnapshot,
+    DbStatus,
+    RetentionHold,
+    RetentionRelease,
+    RetentionRun,
+    RetentionStatus,
+)
 
 Stop = Callable[[str, int | None], None]
 """(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
-
-
-IDLE_KEYS = 10_000
-"""Keys of commands that changed nothing; they are kept in memory, until the daemon ends."""
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -74,6 +81,7 @@ class Dispatcher:
     Attributes:
         keyring: tokens of people and programs.
         reaches: which sessions exist for whom.
+        upkeep: answers the commands about size and age of the journal; set by who runs it.
     """
 
     def __init__(
@@ -88,13 +96,14 @@ class Dispatcher:
         self.keyring = keyring or Keyring(router.clock)
         self.reaches = Reaches(router)
         self._access = AccessDesk(router, self.keyring)
+        self._policy = PolicyDesk(router)
         self._rates = rates or Rates(0, 1)
         self._router = router
         self._queries = queries
         self._stop = stop
         self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
-        self._idle: dict[tuple[str, str], tuple[str, bytes, int]] = {}
         self._denials = Denials()
+        self.upkeep: Upkeep | None = None
 
     async def dispatch(
         self,
@@ -145,7 +154,7 @@ class Dispatcher:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._inflight[place] = future
         try:
-            known = self._idle.get(place) or await self._router.store.idempotent(caller.principal, key)
+            known = await self._router.store.idempotent(caller.principal, key)
             if known is not None:
                 command_sha256, result, seq = known
                 if command_sha256 != digest:
@@ -168,9 +177,19 @@ class Dispatcher:
                 return await self._house(command, caller, keyed)
             case AgentAsk():
                 return await agent_desk.ask(self._router, caller, command)
-        told = await self._access.carry_out(command, caller, keyed)
-        if told is not None:
-            return told
+            case (
+                RetentionStatus()
+                | RetentionRun()
+                | RetentionHold()
+                | RetentionRelease()
+                | DbStatus()
+                | DbSnapshot()
+            ) if self.upkeep is not None:
+                return await self.upkeep.answer(command, caller, None if keyed is None else keyed.stored)
+        for desk in (self._access, self._policy):
+            told = await desk.carry_out(command, caller, keyed)
+            if told is not None:
+                return told
         if command.type not in cm.MUTATING:
             return await self._queries.answer(command)
         if self._router.draining:
@@ -213,16 +232,13 @@ class Dispatcher:
             await pending.committed()
         seq = self._router.store.head if pending.appended is None else pending.appended.last
         if keyed is not None and not pending.advanced.events:
-            self._remember_idle(keyed, result, seq)
+            await self._router.keep(keyed.stored(result))  # else a retry would act later, after all
+        if isinstance(command, BudgetSet):
+            now = self._router.clock.now_ms()
+            result |= session_budgets(self._router, loop.session, now)
         if before.turn is not None and loop.session.turn is None:
             result["stopped"] = await loop.stopped()
         return Answer(seq=seq, rev=pending.advanced.session.ss, result={**result, "seq": seq})
-
-    def _remember_idle(self, keyed: Keyed, result: Result, seq: int) -> None:
-        """A command that changed nothing leaves no event to keep its key with; a retry must not act later."""
-        self._idle[keyed.principal, keyed.key] = (keyed.command_sha256, msgspec.json.encode(result), seq)
-        if len(self._idle) > IDLE_KEYS:
-            del self._idle[next(iter(self._idle))]
 
     async def _send_once(self, command: cm.Send, caller: Caller, conditions: Conditions) -> Answer:
         """A sender's `dedupe` is a key of its own: per session, whoever sends and however often."""
@@ -266,6 +282,9 @@ class Dispatcher:
             overrides=command.set,
             principal=caller.principal,
             answer=describe,
+            policy=command.policy,
+            budgets=command.budgets,
+            parent=command.parent,
         )
         assert pending.appended is not None
         seq = pending.appended.last
@@ -313,9 +332,11 @@ class Dispatcher:
                 return Answer(seq=seq, result={**result, "interrupted": interrupted, "seq": seq})
             case cm.DaemonUnfreeze():
                 result = {"frozen": False}
-                if not router.frozen:
-                    return Answer(seq=router.store.head, result=result)
                 stored = None if keyed is None else keyed.stored(result)
+                if not router.frozen:
+                    if stored is not None:
+                        await router.keep(stored)
+                    return Answer(seq=router.store.head, result=result)
                 seq = (await router.say(ev.DaemonUnfrozen(by=by), principal=by, idempotency=stored)).last
                 router.frozen = False
                 await router.reconsider()

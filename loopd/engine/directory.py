@@ -40,6 +40,15 @@ class Directory:
         self.rows[row.sid] = row
         self.names.follow(row)
 
+    def begin_after(self, num: int) -> None:
+        """No session may ever get the number of one that was forgotten: chains begin with it."""
+        self._next_num = max(self._next_num, num + 1)
+
+    def forget(self, sid: str) -> None:
+        """An ended session is deleted for good."""
+        row = self.rows.pop(sid)
+        self.names.forget(row.name, sid)
+
     def resolve(self, ref: str) -> str:
         """The sid of a session by its sid or its name; a live one comes before an ended one.
 

@@ -51,6 +51,11 @@ class Names:
         if self._live.get(name) == sid:
             del self._live[name]
 
+    def forget(self, name: str, sid: str) -> None:
+        """An ended session is deleted."""
+        if self._past.get(name) == sid:
+            del self._past[name]
+
     def follow(self, row: PassiveRow) -> None:
         """Keep up with a session's status."""
         if row.status == "live":

@@ -158,6 +158,9 @@ class Store(Protocol):
     async def find_session(self, ref: str) -> str | None:
         """`sid` of a session by its id or its unique name."""
 
+    async def last_number(self) -> int:
+        """The highest number that any session ever had, also one that was forgotten."""
+
     async def directory(self) -> Sequence[PassiveRow]:
         """All sessions, as the columns that lists and metrics need."""
 
@@ -206,11 +209,6 @@ class Store(Protocol):
 
     async def recoveries(self, limit: int) -> list[dict[str, Any]]:
         """What the newest boots found and did, newest first."""
-
-    async def audit(
-        self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int
-    ) -> list[tuple[int, str | None, int, str, str, bytes]]:
-        """What principals did, newest first: `(seq, sid, at_ms, kind, principal, body)`."""
 
     async def audit(
         self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int

@@ -131,6 +131,7 @@ class Router:
         self.frozen = frozen
         now = self.clock.now_ms()
         await self.boot.look_back(self.store, now)
+        self.directory.begin_after(await self.store.last_number())
         rows = await self.store.directory()
         self.boot.count(rows, now, int(self._places.total_tokens))
         running = [row.sid for row in rows if row.running]
@@ -461,6 +462,11 @@ class Router:
             for loop in loops:
                 waiting.start_soon(loop.stopped)
         return len(loops)
+
+    async def reconsider_some(self, sids: Iterable[str], given: Reconsidered) -> None:
+        """What binds these sessions changed: judge those that live again."""
+        live = [sid for sid in sids if sid in self.rows and self.rows[sid].status == "live"]
+        await self._feed(live, given)
 
     async def reconsider(self) -> None:
         """The house opened again: judge every session that has something to do."""

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from loopd.core.ageing import Context, Kept, Protection, Segment, Work
 from loopd.store import segments, upkeep
 from loopd.store.ledger import Ledger
 from loopd.store.reading import Reading
-from loopd.store.segments import Segment
-from loopd.store.upkeep import Context, Protection, Work
 from loopd_protocol.retention_events import RetentionDeleted, RetentionSealed, RetentionSwept
 
 P = ParamSpec("P")
@@ -46,6 +45,10 @@ class Keeping(Reading):
         """The next range of events that are old enough, or None."""
         return await self._read(upkeep.next_content, cutoff_ms)
 
+    async def due_through(self, cutoff_ms: int) -> tuple[int, int] | None:
+        """First and last of all events whose content is due, or None."""
+        return await self._read(upkeep.due_through, cutoff_ms)
+
     async def begin_work(self, event: RetentionSwept) -> Work:
         """Note what is about to be deleted."""
         work = Work(event=event, next=event.first)
@@ -61,13 +64,11 @@ class Keeping(Reading):
                 return after
             known.clear()  # a session was put under legal hold while the step was prepared
 
-    async def kept_sessions(self, after: int) -> list[tuple[int, str, int, int]]:
+    async def kept_sessions(self, after: int) -> list[Kept]:
         """Sessions that kept content below the level: number, sid, first and last `ss`."""
         return await self._read(upkeep.kept_sessions, after, SESSIONS_AT_ONCE)
 
-    async def sweep_kept(
-        self, kept: tuple[int, str, int, int], context: Context, policy: str, cutoff_ms: int
-    ) -> Work | None:
+    async def sweep_kept(self, kept: Kept, context: Context, policy: str, cutoff_ms: int) -> Work | None:
         """Delete what a session need not keep any longer, a step of it; None when there is nothing."""
         num, sid, first, last = kept
         while True:
@@ -96,10 +97,9 @@ class Keeping(Reading):
 
     # -- blobs ----------------------------------------------------------------------------------
 
-    async def note_needed(self, kept: tuple[int, str, int, int], after: int, now_ms: int) -> int:
+    async def note_needed(self, kept: Kept, after: int, now_ms: int) -> int:
         """Note that the blobs are in use that kept content names; returns how far that was looked."""
-        num, _, _, last = kept
-        digests, end = await self._read(upkeep.needed_by, num, after, last)
+        digests, end = await self._read(upkeep.needed_by, kept.num, after, kept.last)
         await self._note(digests, now_ms)
         return end
 

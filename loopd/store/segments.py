@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import NamedTuple
 
+from loopd.core.ageing import Segment
 from loopd.store import chain
 from loopd.store.ledger import Ledger
 from loopd.store.statements import Table, insert
@@ -22,21 +23,6 @@ _LINK = Table(
     ("sid", "first_ss"),
     "segment = excluded.segment, last_ss = excluded.last_ss, prev_sh = excluded.prev_sh, sh = excluded.sh",
 )
-
-
-class Segment(NamedTuple):
-    """One sealed month of the log; see the table."""
-
-    n: int
-    month: str
-    first_seq: int
-    last_seq: int
-    first_ms: int
-    last_ms: int
-    prev_h: bytes
-    head_h: bytes
-    sealed_ms: int
-    deleted_ms: int | None
 
 
 class Link(NamedTuple):

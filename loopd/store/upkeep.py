@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loopd.core.ageing import Context, Kept, Protection, Work
 from loopd.core.content import after_retention
 from loopd.store.ledger import BLOB_USE_MS, Ledger, unpacked
 from loopd.store.projection import decode_state
 from loopd.store.rows import ROW_COLUMNS, Row
 from loopd.store.statements import Table, insert
 from loopd_protocol import events as ev
-from loopd_protocol.retention_events import RetentionSwept
 
 STEP_ROWS = 128
 """Rows that one step writes anew: about 3 ms."""
@@ -49,39 +49,6 @@ _HEX = re.compile(rb'"(?:sha256:)?([0-9a-f]{64})"')
 _JOURNAL = Table("journal", ROW_COLUMNS)
 _FIRSTS = 3
 """What a fork or an import builds on is named in one of the first events of a session."""
-
-
-class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What a live session goes on with, whatever its age: its newest events of these kinds, up to a size."""
-
-    kinds: tuple[str, ...]
-    events: int
-    bytes: int
-
-
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of deletion that is under way: it goes on from here after a restart.
-
-    Attributes:
-        event: what will be journaled at its end, with what was counted so far.
-        next: where to go on: a `seq`, or the `id` of a blob.
-        done: all of it is deleted; only the event is missing.
-    """
-
-    event: RetentionSwept
-    next: int
-    done: bool = False
-
-
-class Protection(NamedTuple):
-    """What must stay of a session: events from `floor` on (None: none of them), and those in `waiting`."""
-
-    floor: int | None
-    waiting: frozenset[int]
-
-    def covers(self, ss: int) -> bool:
-        """Whether the content of this event must stay."""
-        return (self.floor is not None and ss >= self.floor) or ss in self.waiting
 
 
 class Step(NamedTuple):
@@ -128,8 +95,13 @@ def content_level(connection: sqlite3.Connection) -> int:
 
 def next_content(connection: sqlite3.Connection, cutoff_ms: int) -> tuple[int, int] | None:
     """The next range of events that are old enough."""
-    level = content_level(connection)
-    through = min(seq_before(connection, cutoff_ms), level + RANGE_EVENTS)
+    found = due_through(connection, cutoff_ms)
+    return None if found is None else (found[0], min(found[1], found[0] + RANGE_EVENTS - 1))
+
+
+def due_through(connection: sqlite3.Connection, cutoff_ms: int) -> tuple[int, int] | None:
+    """First and last of all events that are old enough."""
+    level, through = content_level(connection), seq_before(connection, cutoff_ms)
     return (level + 1, through) if through > level else None
 
 
@@ -257,13 +229,14 @@ def carry_out(ledger: Ledger, work: Work, step: Step) -> Work | None:
     return after
 
 
-def kept_sessions(connection: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, str, int, int]]:
-    """(number, sid, first and last `ss`) of content that was left below the level."""
-    return connection.execute(
+def kept_sessions(connection: sqlite3.Connection, after: int, limit: int) -> list[Kept]:
+    """Content that was left below the level, by session."""
+    rows = connection.execute(
         "SELECT k.sid, coalesce(s.sid, ''), k.first_ss, k.last_ss FROM content_kept AS k "
         "LEFT JOIN session AS s ON s.num = k.sid WHERE k.sid > ? ORDER BY k.sid LIMIT ?",
         (after, limit),
-    ).fetchall()
+    )
+    return [Kept(*row) for row in rows]
 
 
 class Leftover(NamedTuple):
