@@ -122,12 +122,18 @@ def answer(decision: Decision, given: ApprovalGiven) -> None:
     if asked is None:
         settled = session.permits.settled.get(given.id)
         if settled is not None or _was_asked(session, given.id):
-            raise Refused("conflict", f"approval {given.id!r} is closed: {settled or 'it was answered or expired'}")
+            raise Refused(
+                "conflict", f"approval {given.id!r} is closed: {settled or 'it was answered or expired'}"
+            )
         raise Refused(
-            "not_found", f"no approval {given.id!r} in session {session.name!r}; see `loopctl approvals`", path="$.id"
+            "not_found",
+            f"no approval {given.id!r} in session {session.name!r}; see `loopctl approvals`",
+            path="$.id",
         )
     decision.emit(
-        ApprovalAnswered(id=given.id, answer=given.answer, scope=given.scope, reason=given.reason, by=given.by)
+        ApprovalAnswered(
+            id=given.id, answer=given.answer, scope=given.scope, reason=given.reason, by=given.by
+        )
     )
     allowed = given.answer == "allow"
     said = "" if allowed else _said("a person", given.reason)
@@ -152,7 +158,9 @@ def expire(decision: Decision) -> None:
     for asked in late:
         decision.emit(ApprovalExpired(id=asked.id, cause="deadline", late_ms=decision.now - asked.until_ms))
         waited_s = (asked.until_ms - asked.asked_ms) // 1_000
-        decision.effects.append(Settle(id=asked.id, allowed=False, said=f"denied: nobody answered within {waited_s} s"))
+        decision.effects.append(
+            Settle(id=asked.id, allowed=False, said=f"denied: nobody answered within {waited_s} s")
+        )
     if late:
         _release(decision, cause="deadline", by="daemon")
         _end_if_told(decision, f"Nobody approved {late[0].tool} in time.", by="policy")
@@ -184,11 +192,20 @@ def _release(decision: Decision, *, cause: str, by: str) -> None:
 
 def _was_asked(session: Session, approval: str) -> bool:
     head, _, number = approval.rpartition("_")
-    return head == f"apr_{session.num}" and number.isascii() and number.isdigit() and 0 < int(number) <= session.ss
+    return (
+        head == f"apr_{session.num}"
+        and number.isascii()
+        and number.isdigit()
+        and 0 < int(number) <= session.ss
+    )
 
 
 def _said(by: str, reason: str) -> str:
-    return f"denied by {by}" + (f": {reason}" if reason else "") + ". Do not try the same again; go on without it."
+    return (
+        f"denied by {by}"
+        + (f": {reason}" if reason else "")
+        + ". Do not try the same again; go on without it."
+    )
 
 
 def _end_if_told(decision: Decision, explanation: str, *, by: str) -> None:

@@ -118,7 +118,12 @@ def conclude(decision: Decision) -> bool:
         exhaust(decision, purse)
         return False
     exhaust(decision, purse)
-    decision.end("aborted_constraint", "budget", by="budget", explanation=f"{said(purse)[:1].upper()}{said(purse)[1:]}.")
+    decision.end(
+        "aborted_constraint",
+        "budget",
+        by="budget",
+        explanation=f"{said(purse)[:1].upper()}{said(purse)[1:]}.",
+    )
     return True
 
 
@@ -226,8 +231,10 @@ def charge(
     """
     now, turn = decision.now, decision.session.turn
     wall_ms = uncharged_ms(turn, now) if wall else 0
-    reported = Used() if usage is None else Used(
-        input=usage.input_tokens, output=usage.output_tokens, cost=cost_micro
+    reported = (
+        Used()
+        if usage is None
+        else Used(input=usage.input_tokens, output=usage.output_tokens, cost=cost_micro)
     )
     due = reported.minus(prepaid)
     unknown = bool(due.input + due.output) and _unknown_price(decision, priced)
@@ -253,7 +260,9 @@ def compacted(decision: Decision, given: ContextShrunk) -> None:
         priced=given.priced,
         wall=False,
     )
-    facts = {name: getattr(given, name) for name in ContextCompacted.__struct_fields__ if hasattr(given, name)}
+    facts = {
+        name: getattr(given, name) for name in ContextCompacted.__struct_fields__ if hasattr(given, name)
+    }
     before = purses(decision)
     decision.emit(ContextCompacted(**facts, charge=made))
     warn(decision, made)

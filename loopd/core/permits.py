@@ -90,7 +90,8 @@ def expired(permits: Permits, event: ApprovalExpired) -> Permits:
 def extended(permits: Permits, until_ms: int) -> Permits:
     """The hold's deadline was moved later, and with it those of all questions."""
     return replace(
-        permits, pending=tuple(replace(each, until_ms=max(each.until_ms, until_ms)) for each in permits.pending)
+        permits,
+        pending=tuple(replace(each, until_ms=max(each.until_ms, until_ms)) for each in permits.pending),
     )
 
 
@@ -100,5 +101,3 @@ def _settled(permits: Permits, approval: str, words: str) -> Permits:
         del settled[next(iter(settled))]
     pending = tuple(each for each in permits.pending if each.id != approval)
     return replace(permits, pending=pending, settled=settled)
-
-

@@ -33,10 +33,32 @@ _SHELL_CLASSES = frozenset({"exec", "test"})
 _SHELL_KEYS = ("command", "cmd", "script")
 _CODE_KEYS = ("code", "input")
 _PATH_KEYS = frozenset(
-    ["path", "file_path", "filepath", "file", "filename", "target_file", "notebook_path", "directory", "dir", "folder", "source", "destination", "old_path", "new_path", "from", "to", "paths", "files", "root", "cwd"]
+    [
+        "path",
+        "file_path",
+        "filepath",
+        "file",
+        "filename",
+        "target_file",
+        "notebook_path",
+        "directory",
+        "dir",
+        "folder",
+        "source",
+        "destination",
+        "old_path",
+        "new_path",
+        "from",
+        "to",
+        "paths",
+        "files",
+        "root",
+        "cwd",
+    ]
 )
 _PATCHED = re.compile(
-    r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |\+\+\+ (?:b/)?|--- (?:a/)?)(\S[^\t\n]*)", re.MULTILINE
+    r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |\+\+\+ (?:b/)?|--- (?:a/)?)(\S[^\t\n]*)",
+    re.MULTILINE,
 )
 
 
@@ -194,7 +216,9 @@ def _units(kind: str, tool: str, args: Any, workspace: str | None) -> tuple[_Uni
 
 
 def _has_command(args: Any) -> bool:
-    return isinstance(args, Mapping) and any(isinstance(args.get(key), str | list | tuple) for key in _SHELL_KEYS)
+    return isinstance(args, Mapping) and any(
+        isinstance(args.get(key), str | list | tuple) for key in _SHELL_KEYS
+    )
 
 
 def _command(args: Any) -> str | None:
@@ -257,7 +281,11 @@ def _first(
         if rule.command is None and rule.path is None:
             return rule.effect, rule, ""
         if unit.unread:
-            if rule.effect == "allow" and unit.subject and rule.command == literal(unit.subject[:SUBJECT_CHARS]):
+            if (
+                rule.effect == "allow"
+                and unit.subject
+                and rule.command == literal(unit.subject[:SUBJECT_CHARS])
+            ):
                 return "allow", rule, ""  # somebody has seen exactly this line
             if rule.effect != "allow" and (rule.command is None or kind != "edit"):
                 return "ask", rule, f"it cannot be told whether this rule fits: {unit.unread}"
@@ -293,7 +321,11 @@ def _touches(pattern: str, word: str, workspace: str | None) -> bool:
 def _path_fits(pattern: str, path: str, workspace: str | None) -> bool:
     if "/" not in pattern:
         return _path(pattern).fullmatch(posixpath.basename(path)) is not None
-    whole = pattern if pattern.startswith("/") or workspace is None else f"{literal(workspace).rstrip('/')}/{pattern}"
+    whole = (
+        pattern
+        if pattern.startswith("/") or workspace is None
+        else f"{literal(workspace).rstrip('/')}/{pattern}"
+    )
     return _path(whole.replace("/./", "/")).fullmatch(path) is not None
 
 
@@ -313,7 +345,11 @@ def _path(pattern: str) -> re.Pattern[str]:
         pattern += "**"
     pieces = re.split(r"(\*\*/?)", pattern)
     made = [
-        "(?:.*/)?" if piece == "**/" else ".*" if piece == "**" else _translated(piece, star="[^/]*", one="[^/]")
+        "(?:.*/)?"
+        if piece == "**/"
+        else ".*"
+        if piece == "**"
+        else _translated(piece, star="[^/]*", one="[^/]")
         for piece in pieces
     ]
     return re.compile("".join(made), re.DOTALL)

@@ -23,7 +23,31 @@ DEPTH_MAX = 8
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _RUNNERS = frozenset(
-    ["sudo", "doas", "env", "nohup", "time", "nice", "ionice", "timeout", "stdbuf", "setsid", "exec", "command", "builtin", "xargs", "parallel", "watch", "flock", "chroot", "unshare", "strace", "script", "coproc", "busybox"]
+    [
+        "sudo",
+        "doas",
+        "env",
+        "nohup",
+        "time",
+        "nice",
+        "ionice",
+        "timeout",
+        "stdbuf",
+        "setsid",
+        "exec",
+        "command",
+        "builtin",
+        "xargs",
+        "parallel",
+        "watch",
+        "flock",
+        "chroot",
+        "unshare",
+        "strace",
+        "script",
+        "coproc",
+        "busybox",
+    ]
 )
 """Programs whose arguments are a command."""
 _OPENING = frozenset({"then", "do", "else", "elif", "if", "while", "until", "!", "{", "time", "coproc"})
@@ -181,7 +205,9 @@ class _Scanner:
             return
         if not first.quoted and first.text == "for":
             return  # names and values only; what runs stands behind `do`
-        place = next((i for i, w in enumerate(words) if w.quoted or not _ASSIGNMENT.match(w.text)), len(words))
+        place = next(
+            (i for i, w in enumerate(words) if w.quoted or not _ASSIGNMENT.match(w.text)), len(words)
+        )
         rest = words[place:]
         if rest and (rest[0].dynamic or not rest[0].text or _GLOB.search(rest[0].text)):
             self.doubt("the name of a command is made by an expansion")
@@ -335,7 +361,9 @@ class _Scanner:
                 return
             if char == "\\":
                 following = self.line[self.at + 1 : self.at + 2]
-                word.text += following if following in '$`"\\' else "" if following == "\n" else char + following
+                word.text += (
+                    following if following in '$`"\\' else "" if following == "\n" else char + following
+                )
                 self.at += 2
             elif char in "$`":
                 self._expansion(word)

@@ -57,7 +57,9 @@ def called(session: Session, event: ev.ModelCalled, at_ms: int) -> Session:
         return session
     spent = tokens_spent(session.spent, event.charge, None)
     tokens = event.charge.input + event.charge.output
-    session = replace(charge(session, event.charge, at_ms), spent=replace(spent, barren=spent.barren + tokens))
+    session = replace(
+        charge(session, event.charge, at_ms), spent=replace(spent, barren=spent.barren + tokens)
+    )
     turn = session.turn
     if turn is None or turn.n != event.n:
         return session

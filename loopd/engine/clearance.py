@@ -15,7 +15,7 @@ _HIDDEN: Mapping[str, Mapping[str, Any]] = {
     "jobs": {"text": ""},
     "job": {"text": ""},
     "wakes": {"note": ""},
-    "approvals": {"args": None, "summary": ""},
+    "approvals": {"excerpt": "", "subjects": [], "reason": ""},
 }
 """Name of an object, or of a list of objects → its members that hold content, and what is shown instead."""
 _AGENT_HOLDS = frozenset({"RequestIdle", "Degeneration", "AwaitingApproval"})

@@ -17,8 +17,9 @@ from loopd.engine.router import Router
 from loopd.engine.selection import has_labels
 from loopd_protocol import commands as cm
 from loopd_protocol.errors import Refused
+from loopd_protocol.policy_commands import ApprovalList
 
-REFERENCES = ("sid", "other_sid")
+REFERENCES = ("sid", "other_sid", "parent")
 """Fields that name one session, in all commands."""
 WITHOUT_SESSION = frozenset(
     {
@@ -33,6 +34,7 @@ WITHOUT_SESSION = frozenset(
         "consumer.list",
         "consumer.delete",
         "agent.ask",
+        "approval.list",
     }
 )
 """What a caller with labels may ask without naming a session: each is narrowed or tells of none."""
@@ -85,6 +87,9 @@ class Reaches:
             case cm.CronList():
                 jobs = [job for job in result["jobs"] if self.sees(job["sid"], caller.labels)]
                 return {**result, "jobs": jobs}
+            case ApprovalList():
+                asked = [each for each in result["approvals"] if self.sees(each["sid"], caller.labels)]
+                return {**result, "approvals": asked}
         return result
 
     def sees(self, sid: str, labels: Mapping[str, str]) -> bool:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from loopd.core.access import Caller
+from loopd.core.account import which
 from loopd.core.goal import USER_CHANGES
 from loopd.core.inputs import (
     Advanced,
+    ApprovalGiven,
+    BudgetSetRequested,
+    ConfigSetRequested,
     CronChangeRequested,
     CronPutRequested,
     DropRequested,
@@ -24,9 +28,10 @@ from loopd.core.inputs import (
     UnsuspendRequested,
 )
 from loopd.core.state import Session
-from loopd.engine.views import cron_view, gate_view, goal_view, turn_view
+from loopd.engine.views import cron_view, gate_view, goal_view, settings_view, turn_view
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
+from loopd_protocol import policy_commands as pc
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import Source
 
@@ -90,6 +95,26 @@ def input_of(command: cm.Command, caller: Caller) -> Input:
             return EndRequested(by=by, reason=command.reason)
         case cm.SessionResume():
             return ResumeRequested(by=by, reason=command.reason)
+        case pc.ApprovalAnswer():
+            return ApprovalGiven(
+                by=by, id=command.id, answer=command.answer, scope=command.scope, reason=command.reason
+            )
+        case pc.BudgetSet():
+            return BudgetSetRequested(
+                by=by,
+                kind=command.kind,
+                limit=command.limit,
+                per_ms=command.per_ms,
+                reason=command.reason,
+            )
+        case pc.SessionSet():
+            return ConfigSetRequested(
+                by=by,
+                set=command.set,
+                unset=command.unset,
+                policy=command.policy,
+                reason=command.reason,
+            )
     raise Refused("unknown_type", f"no handler for {command.type!r}")
 
 
@@ -130,6 +155,13 @@ def result_of(command: cm.Command, before: Session, advanced: Advanced) -> Resul
             result |= {"id": command.id, "outcome": command.outcome, "uncertain": left}
         case cm.SessionEnd():
             result |= {"status": session.status, "stop_reason": session.stop_reason}
+        case pc.ApprovalAnswer():
+            result |= {"id": command.id, "answer": command.answer, "scope": command.scope}
+        case pc.BudgetSet():
+            result |= {"which": which("session", command.kind, command.per_ms), "limit": command.limit}
+            result |= {"status": session.status, **gate_view(session)}
+        case pc.SessionSet():
+            result |= settings_view(session)
         case cm.SessionResume():
             result |= {"status": session.status, "run": session.run, **gate_view(session)}
         case _:

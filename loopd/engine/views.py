@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from loopd.core import continuation
+from loopd.core import continuation, reconfigure
 from loopd.core.inputs import House
 from loopd.core.rules import rungs
 from loopd.core.session import next_deadline
-from loopd.core.settings import settings_for
+from loopd.core.settings import config_revision, settings_for
 from loopd.core.state import CronJob, Session, Waiting
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd_protocol.holds import AnyHold
@@ -88,6 +88,13 @@ def session_view(session: Session) -> dict[str, Any]:
         "labels": session.labels,
         "preset": session.preset,
         "settings": session.overrides,
+        "next_settings": session.next_overrides,
+        "policy": [msgspec.to_builtins(rule) for rule in session.permits.rules],
+        "grants": [msgspec.to_builtins(rule) for rule in session.permits.grants],
+        "parent": session.account.parent,
+        "cost_micro": session.account.cost,
+        "wall_ms": session.account.wall,
+        "unpriced": session.account.unpriced,
         "driver": session.driver,
         "workspace": session.workspace,
         "phase": session.phase,
@@ -99,6 +106,17 @@ def session_view(session: Session) -> dict[str, Any]:
         "created_ms": session.created_ms,
         "last_turn_ms": session.last_turn_ms,
         "rev": session.ss,
+    }
+
+
+def settings_view(session: Session) -> dict[str, Any]:
+    """Overrides that hold, those that hold from the next turn on, and what they come to."""
+    coming = reconfigure.overrides_of(session)
+    return {
+        "settings": coming,
+        "revision": config_revision(settings_for(session.preset, coming)),
+        "effective": "now" if session.next_overrides is None else "next_turn",
+        "policy": [msgspec.to_builtins(rule) for rule in session.permits.rules],
     }
 
 
@@ -189,6 +207,7 @@ def why_view(session: Session, closed_by: str | None) -> dict[str, Any]:
         "goal": goal_view(session),
         "turn": turn_view(session),
         "next": upcoming,
+        "uncertain": [effect.id for effect in session.effects if effect.uncertain],
     }
 
 
