@@ -270,6 +270,9 @@ def _restored(recorded: Event, made: Event) -> Event:
         made = replace(made, given=recorded.given)
     if isinstance(made, ev.TurnStarted) and isinstance(recorded, ev.TurnStarted):
         made = replace(made, manifest=recorded.manifest)
+    frames = getattr(recorded, "frames", None)
+    if frames is not None and type(made) is type(recorded):
+        made = replace(made, frames=frames)
     return made
 
 

@@ -94,6 +94,16 @@ class RecordingHost:
         self.partial = ""
         self.retries.append((attempt, cause, delay_ms))
 
+    async def afford(self) -> None:
+        """There is always a budget left."""
+        await anyio.lowlevel.checkpoint()
+
+    async def permit(self, call: ToolCall) -> None:
+        """Permit what is not in `forbid`."""
+        await anyio.lowlevel.checkpoint()
+        if call.name in self._forbid:
+            raise Refused("forbidden", f"{call.name} must not run")
+
     async def intent(self, call: ToolCall) -> None:
         """Keep an intent."""
         await anyio.lowlevel.checkpoint()
@@ -171,9 +181,11 @@ class Stage(Protocol):
 
     Attributes:
         sends: its turns send model requests, so `render` has bytes to promise.
+        asks: its agent's own tools go through the driver; those of a hosted agent have their own way in.
     """
 
     sends: bool
+    asks: bool
 
     async def speaking(self, text: str) -> Driver:
         """A driver whose next turn is one step that says `text`."""
@@ -224,6 +236,8 @@ async def check_render_is_what_is_sent(stage: Stage) -> None:
 
 async def check_own_tools_are_asked_of_the_host(stage: Stage) -> None:
     """A call of `report_phase` reaches the host and carries its answer as result."""
+    if not stage.asks:
+        return
     driver = await stage.calling("report_phase", {"name": "build"})
     host = RecordingHost(replies={"report_phase": AgentReply(ok=True, text="phase is build")})
     end = await _take(driver, turn(), host)
@@ -235,6 +249,8 @@ async def check_own_tools_are_asked_of_the_host(stage: Stage) -> None:
 
 async def check_idle_ends_the_turn_after_its_result(stage: Stage) -> None:
     """`ends_turn` ends the turn right after the step that asked."""
+    if not stage.asks:
+        return
     driver = await stage.calling("request_idle", {"max_idle_duration_secs": 600, "reason": "nothing to do"})
     host = RecordingHost(replies={"request_idle": AgentReply(ok=True, text="idle", ends_turn=True)})
     end = await _take(driver, turn(), host)
@@ -245,6 +261,8 @@ async def check_idle_ends_the_turn_after_its_result(stage: Stage) -> None:
 
 async def check_a_refused_own_tool_goes_on(stage: Stage) -> None:
     """A refusal is the call's result; the turn goes on."""
+    if not stage.asks:
+        return
     driver = await stage.calling("request_idle", {"max_idle_duration_secs": 1, "reason": ""})
     host = RecordingHost(replies={"request_idle": AgentReply(ok=False, text="expected 60 to 86400")})
     end = await _take(driver, turn(), host)

@@ -24,7 +24,7 @@ def write_script(path: Path, *steps: dict[str, Any]) -> str:
 
 
 class ScriptedStage:
-    sends = False
+    sends, asks = False, True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class ScriptedStage:
 
 
 class ChatStage:
-    sends = True
+    sends, asks = True, True
 
     def __init__(self, endpoint: Endpoint, workspace: Path) -> None:
         self._endpoint = endpoint

@@ -55,7 +55,12 @@ _NAME_NONE, _NAME_KIND, _NAME_TITLE, _NAME_ID, _NAME_META, _NAME_FIELD = range(6
 
 
 class Call:
-    """One tool call. `strength` says how good the source of its name is; a better one replaces it."""
+    """One tool call.
+
+    Attributes:
+        effect: `intended` once its intent is durable, `done` once its outcome is.
+        denied: why it was refused, empty for not.
+    """
 
     def __init__(self, call_id: str) -> None:
         self.id = call_id
@@ -71,7 +76,7 @@ class Call:
         self.terminal: str | None = None
         self.exit: dict[str, Any] = {}
         self.denied = ""
-        self.intended = False
+        self.effect = ""
         self._strength = _NAME_NONE
 
     @property

@@ -135,6 +135,7 @@ class HostedTurn:
         self._withheld = withheld
         if withheld:
             text = f"{text}\n\n{prompts.TEXT_ONLY}" if text else prompts.TEXT_ONLY
+        await self._host.afford()
         agent = self._agent = await self._open()
         text = "\n\n".join(part for part in (*self._preface, text) if part)
         connection = agent.connection
@@ -231,14 +232,16 @@ class HostedTurn:
 
     async def _intend(self, call: Call) -> None:
         """Make the intention durable, for a tool that runs already unless it asked before."""
-        if call.intended or call.own or call.status == "pending" or call.tool_class in PURE:
+        if call.effect or call.denied or call.own or call.status == "pending":
             return
-        call.intended = True
+        if call.tool_class in PURE:
+            return
+        call.effect = "intended"
         try:
             await self._host.intent(call.record(self._kind))
         except Refused as refusal:
             call.denied = f"denied: {refusal.message}"
-            call.intended = False
+            call.effect = "refused"
             if refusal.code == "gate_closed":
                 raise
             note = f"{call.name} was refused: {refusal.message}. Do without it."
@@ -247,8 +250,8 @@ class HostedTurn:
             await self._carry_out(directive, feedback=f"[loopd: feedback]\n{note}")
 
     async def _outcome(self, call: Call, outcome: str) -> None:
-        if call.intended:
-            call.intended = False
+        if call.effect == "intended":
+            call.effect = "done"
             with anyio.CancelScope(shield=True):
                 await self._host.outcome(call.record(self._kind), outcome)
 
@@ -273,10 +276,14 @@ class HostedTurn:
         connection = self._agent.connection
         allowed = True
         with scope:
-            if call is not None and not call.intended and not self._withheld:
+            if call is not None and not call.effect and not self._withheld:
+                pure = call.tool_class in PURE
                 try:
-                    await self._host.intent(call.record(self._kind))
-                    call.intended = True
+                    if pure:
+                        await self._host.permit(call.record(self._kind))
+                    else:
+                        await self._host.intent(call.record(self._kind))
+                        call.effect = "intended"
                 except Refused as refusal:
                     call.denied = f"denied: {refusal.message}"
                     allowed = False
@@ -339,6 +346,7 @@ class HostedTurn:
         if told or directive.tools_withheld:
             await self._cut_prompt()
             raise _Again(told, withheld=directive.tools_withheld)
+        await self._host.afford()  # the agent calls its model again by itself; refused, the turn is cut
 
     async def _defied(self) -> None:
         """It called a tool although it was told not to."""
