@@ -132,9 +132,11 @@ class ChatDriver:
         while True:
             tools = b"" if withheld else self._offered()
             if not compacted and self._window.is_full(len(self._body(messages, tools))):
+                await host.afford()
                 smaller = await self._compact(messages, asker, host, "window", self._window.limit_bytes)
                 compacted, messages = smaller is not None, smaller or messages
             body = self._body(messages, tools)
+            await host.afford()
             try:
                 answer = await asker.ask(body)
             except CallFailed as error:

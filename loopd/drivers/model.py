@@ -60,17 +60,24 @@ def _tls() -> ssl.SSLContext:
 
 
 def open_client(base_url: str, more_headers: Mapping[str, str], limits: Limits) -> httpx.AsyncClient:
-    """A client for one turn. Proxies from the environment are used, but never towards loopback."""
+    """A client for one turn."""
+    headers = {"accept": "text/event-stream", "content-type": "application/json", "user-agent": "loopd"}
+    return client_for(base_url, {**headers, **more_headers}, limits, connections=1)
+
+
+def client_for(
+    base_url: str, headers: Mapping[str, str], limits: Limits, *, connections: int
+) -> httpx.AsyncClient:
+    """A client towards one endpoint. Proxies from the environment are used, but never towards loopback."""
     import httpx  # noqa: PLC0415
 
     parts = urlsplit(base_url)
-    headers = {"accept": "text/event-stream", "content-type": "application/json", "user-agent": "loopd"}
     return httpx.AsyncClient(
-        headers=headers | dict(more_headers),
+        headers=dict(headers),
         timeout=httpx.Timeout(limits.first_s, connect=limits.connect_s),
         trust_env=parts.hostname not in _LOOPBACK,
         verify=_tls() if parts.scheme == "https" else False,
-        limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     )
 
 

@@ -238,15 +238,15 @@ class Toolbox:
             result = await _ask(call, host)
             return self._done(call, result), result.ends_turn
         if self._mcp is not None and self._mcp.has(call.name):
-            runner = functools.partial(self._foreign, self._mcp, call.name)
-            return self._done(call, await self._effect(call, host, runner, call.args)), False
+            foreign = functools.partial(self._foreign, self._mcp, call.name)
+            return self._done(call, await self._effect(call, host, foreign, call.args)), False
         runner, shape = self._runners()[call.name]
         try:
             args = msgspec.convert(call.args, shape, strict=False)
         except msgspec.ValidationError as error:
             return self._done(call, _schema(f"arguments of {call.name}: {error}")), False
         if shape is _Read:
-            return self._done(call, await _guarded(runner, args)), False
+            return self._done(call, await self._permitted(call, host, runner, args)), False
         return self._done(call, await self._effect(call, host, runner, args)), False
 
     def _done(self, call: ToolCall, result: _Result) -> ToolCall:
@@ -271,10 +271,22 @@ class Toolbox:
             "edit_file": (self._edit, _Edit),
         }
 
+    @staticmethod
+    async def _permitted(
+        call: ToolCall, host: TurnHost, runner: Callable[[Any], Awaitable[_Result]], args: Any
+    ) -> _Result:
+        """Run what has no effect outside, if policy lets it."""
+        try:
+            await host.permit(call)
+        except Refused as error:
+            return _Result(ok=False, text=f"denied: {error.message}", error_class="denied")
+        return await _guarded(runner, args)
+
     async def _effect(
         self, call: ToolCall, host: TurnHost, runner: Callable[[Any], Awaitable[_Result]], args: Any
     ) -> _Result:
         try:
+            await host.permit(call)  # may wait for a person, so a cancellation must reach it
             # Shielded: else a cancellation could leave an intent of which nobody knows how it ended.
             with anyio.CancelScope(shield=True):
                 await host.intent(call)

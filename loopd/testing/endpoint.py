@@ -1,4 +1,4 @@
-"""A model endpoint for tests: a real HTTP server on loopback that speaks chat-completions.
+"""A model endpoint for tests: a real HTTP server on loopback that speaks chat-completions, messages, responses.
 
 It says what its script tells it to, in all the ways in which real endpoints go wrong, and keeps the
 exact bytes of every request.
@@ -43,12 +43,15 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         number: from 1.
         body: the exact bytes; `sha256` and `size` are theirs.
+        api: `chat-completions`, `messages` or `responses`, by the path it came to.
     """
 
     number: int
     body: bytes
     sha256: str
     headers: dict[str, str]
+    api: str = "chat-completions"
+    query: str = ""
 
     @property
     def size(self) -> int:
@@ -62,6 +65,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 __all__ = ["Call", "Endpoint", "Recorded", "Reply", "Script", "ask", "fail", "say"]
+
+APIS = {
+    "/chat/completions": "chat-completions",
+    "/messages": "messages",
+    "/responses": "responses",
+}
+"""Path behind `/v1` → API."""
 
 Script = Sequence[Reply] | Callable[[Recorded], Reply]
 """Replies in order, the last one repeating; or a function of the request."""
@@ -155,13 +165,17 @@ class Endpoint:
         self._more.set()
         self._more = anyio.Event()
 
-    def record(self, body: bytes, headers: dict[str, str]) -> Recorded:
+    def record(
+        self, body: bytes, headers: dict[str, str], api: str = "chat-completions", query: str = ""
+    ) -> Recorded:
         """Keep a request."""
         recorded = Recorded(
             number=len(self.requests) + 1,
             body=body,
             sha256=hashlib.sha256(body).hexdigest(),
             headers=headers,
+            api=api,
+            query=query,
         )
         self.requests.append(recorded)
         self._tell()
@@ -197,7 +211,8 @@ class _Watched:
         self._endpoint = endpoint
         self._app = Starlette(
             routes=[
-                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                *(Route(f"/v1{path}", self._complete, methods=["POST"]) for path in APIS),
+                Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/requests", self._requests),
             ]
@@ -211,6 +226,9 @@ class _Watched:
         del request
         return JSONResponse({"object": "list", "data": [{"id": "test", "object": "model"}]})
 
+    async def _count(self, request: Request) -> Response:
+        return JSONResponse({"input_tokens": -(-len(await request.body()) // 4)})
+
     async def _requests(self, request: Request) -> Response:
         del request
         kept = self._endpoint.requests
@@ -222,14 +240,17 @@ class _Watched:
         )
 
     async def _complete(self, request: Request) -> Response:
-        recorded = self._endpoint.record(await request.body(), dict(request.headers))
+        api = APIS[request.url.path.removeprefix("/v1")]
+        query = request.url.query
+        recorded = self._endpoint.record(await request.body(), dict(request.headers), api, query)
         reply = self._endpoint.reply_to(recorded)
         if reply.first_ms:
             await anyio.sleep(reply.first_ms / 1_000)
         if reply.status != 200:
             return Response(reply.body, reply.status, reply.headers, media_type="application/json")
         if reply.whole:
-            return JSONResponse(whole(reply, recorded.number, recorded.size), headers=reply.headers)
+            body = whole(reply, recorded.number, recorded.size, api)
+            return JSONResponse(body, headers=reply.headers)
         return StreamingResponse(
             self._stream(reply, recorded), media_type="text/event-stream", headers=reply.headers
         )
@@ -238,7 +259,7 @@ class _Watched:
         self._endpoint.opened()
         finished = False
         try:
-            for place, piece in enumerate(pieces(reply, recorded.number, recorded.size)):
+            for place, piece in enumerate(pieces(reply, recorded.number, recorded.size, recorded.api)):
                 if reply.break_after == place:
                     finished = True
                     raise _Broken
@@ -261,7 +282,7 @@ class _Broken(Exception):
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loopd.testing.endpoint",
-        description="A chat-completions endpoint on 127.0.0.1 that says what it is told to.",
+        description="A model endpoint (chat-completions, messages, responses) on 127.0.0.1 that says what it is told to.",
     )
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument(

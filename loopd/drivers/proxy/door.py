@@ -6,6 +6,7 @@ and closes it with the agent. In between it may `take` what has passed since it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -75,6 +76,9 @@ class Passage(Protocol):
     async def settled(self) -> None:
         """Wait until no call is under way and all that ended are durable."""
 
+    def cut(self) -> None:
+        """Break off what is under way, for example when the agent does not heed its cancellation."""
+
 
 class ProxyDoor(Protocol):
     """Opens and closes passages; one for each session at a time."""
@@ -93,12 +97,23 @@ class ProxyDoor(Protocol):
 class Witness(Protocol):
     """What the proxy asks and tells the engine."""
 
-    async def admit(self, sid: str, request_bytes: int) -> int:
+    async def admit(self, sid: str, request_bytes: int, cut: Callable[[], None]) -> int:
         """May a model call of this session leave now? Returns the number of its running turn.
+
+        Args:
+            sid: session.
+            request_bytes: size of the request.
+            cut: breaks the call off; called when the turn is over or cut.
 
         Raises:
             Refused: it may not; `code` says why, and the agent is answered with a clean stop.
         """
+
+    def over(self, sid: str, cut: Callable[[], None]) -> None:
+        """An admitted call ended by itself."""
+
+    def turn_of(self, sid: str) -> int:
+        """Number of the session's newest turn, 0 for none."""
 
     async def called(
         self, sid: str, call: ModelCalled, *, request: bytes | None, response: bytes | None
