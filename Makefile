@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-agents bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: help demo demo-real test test-long test-agents crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -14,9 +14,13 @@ from loopd.core.state import Session
 from loopd.core.writes import PassiveRow
 
 
-def passive_row(session: Session, *, closed_by: str | None = None) -> PassiveRow:
+def passive_row(session: Session, *, closed_by: str | None = None, scheduled_from_ms: int = 0) -> PassiveRow:
     """The passive row of a session. `closed_by`: the house admits no work (see `House`)."""
-    house = House(settings=settings_for(session.preset, session.overrides), closed_by=closed_by)
+    house = House(
+        settings=settings_for(session.preset, session.overrides),
+        closed_by=closed_by,
+        scheduled_from_ms=scheduled_from_ms,
+    )
     untils = [hold.until_ms for hold in session.gate.holds]
     known = [until for until in untils if until is not None]
     return PassiveRow(

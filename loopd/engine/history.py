@@ -107,31 +107,33 @@ def step_messages(step: ev.TurnStep, ss: int, blobs: Blobs) -> tuple[Message, ..
 class Begun:
     """A tool that was begun in a step that has not ended."""
 
-    __slots__ = ("intent", "outcome", "ss")
+    __slots__ = ("call", "outcome", "ss")
 
-    def __init__(self, intent: ev.EffectIntent, ss: int) -> None:
-        self.intent = intent
+    def __init__(self, intent: ev.EffectIntent, ss: int, blobs: Blobs) -> None:
+        data = None if intent.args_blob is None else blobs.get(intent.args_blob)
+        args = intent.args if data is None else msgspec.json.decode(data)
+        self.call = ev.ToolCall(id=intent.call, name=intent.tool, args=args)
         self.ss = ss
         self.outcome = ""
 
+    def asked(self) -> Message:
+        """The call, as if the model had asked for it alone."""
+        return Message(ss=self.ss, role="assistant", source="model", text="", calls=(self.call,))
 
-def dangling(begun: Iterable[Begun], blobs: Blobs) -> tuple[Message, ...]:
-    """What a model is told of tools whose step never ended: the calls, and in place of their results what is known.
+    def told(self, text: str) -> Message:
+        """What stands in the place of its result."""
+        return Message(ss=self.ss, role="tool", source="tool", text=text, call_id=self.call.id)
+
+
+def dangling(begun: Iterable[Begun]) -> tuple[Message, ...]:
+    """What a model is told of tools whose step never ended: each call, and in place of its result what is known.
 
     Without them the next turn would not know that anything was begun, and would do it again.
     """
-    calls, results = [], []
+    messages: list[Message] = []
     for each in begun:
-        intent = each.intent
-        data = None if intent.args_blob is None else blobs.get(intent.args_blob)
-        args = intent.args if data is None else msgspec.json.decode(data)
-        calls.append(ev.ToolCall(id=intent.call, name=intent.tool, args=args))
-        text = UNKNOWN_RESULTS.get(each.outcome, UNKNOWN_RESULT)
-        results.append(Message(ss=each.ss, role="tool", source="tool", text=text, call_id=intent.call))
-    if not calls:
-        return ()
-    first = Message(ss=results[0].ss, role="assistant", source="model", text="", calls=tuple(calls))
-    return (first, *results)
+        messages += (each.asked(), each.told(UNKNOWN_RESULTS.get(each.outcome, UNKNOWN_RESULT)))
+    return tuple(messages)
 
 
 class History:
@@ -177,7 +179,7 @@ class History:
                     )
                     added = (*added, prompt)
             case ev.EffectIntent():
-                self._begun[event.id] = Begun(event, ss)
+                self._begun[event.id] = Begun(event, ss, blobs)
             case ev.EffectOutcome() if event.id in self._begun:
                 self._begun[event.id].outcome = event.outcome
             case ev.TurnStep():
@@ -187,7 +189,7 @@ class History:
                 partial = _whole(event.partial, event.partial_blob, blobs)
                 if partial:
                     added = (Message(ss=ss, role="assistant", source="model", text=partial),)
-                added = (*added, *dangling(self._begun.values(), blobs))
+                added = (*added, *dangling(self._begun.values()))
                 self._begun.clear()
                 notice = INTERRUPTED.format(cause=event.cause)
                 added = (*added, Message(ss=ss, role="user", source="session", text=notice))
@@ -288,4 +290,7 @@ def messages_of(event: Event, ss: int, blobs: Blobs) -> tuple[Message, ...]:
                 ephemeral=event.ephemeral_in_history,
             ),
         )
+    if isinstance(event, ev.EffectIntent):
+        begun = Begun(event, ss, blobs)
+        return (begun.asked(), *(begun.told(text) for text in (UNKNOWN_RESULT, *UNKNOWN_RESULTS.values())))
     return scratch.feed(event, ss, blobs)

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+from loopd.core.state import Session
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History
+from loopd.engine.ports import Store
 from loopd.engine.session_loop import Office, SessionLoop
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
+
+LIFE = ("session.created", "session.ended", "session.resumed")
+"""Kinds of events that say whether a session lives."""
 
 HISTORY_EVENTS = 2_000
 """Newest events of a session that are read when it is loaded."""
 
 
-async def read_session(office: Office, sid: str) -> SessionLoop:
+async def contradiction(store: Store, session: Session) -> str | None:
+    """What the stored state says otherwise than the journal; None when they agree.
+
+    A look at the newest events, not a proof (that is `verify`): enough that an edited row does not
+    open a gate or revive a session.
+    """
+    newest = await store.session_tail(session.sid, kinds=(), limit=1)
+    if newest and newest[0].ss != session.ss:
+        return f"its state is at event {session.ss}; its journal ends at {newest[0].ss}"
+    for stored in await store.session_tail(session.sid, kinds=("gate.changed",), limit=1):
+        event = ev.decode(stored.body) if stored.body else None
+        if not isinstance(event, ev.GateChanged):
+            continue
+        here = [(hold.kind, hold.until_ms) for hold in session.gate.holds]
+        there = [(hold.kind, hold.until_ms) for hold in event.holds]
+        if (here, session.gate.gen) != (there, event.gen):
+            return f"its state has the holds {here}; its journal says {there}"
+        break
+    else:
+        if session.gate.gen == 0 and session.gate.holds:
+            return "its state has holds; its journal has none"
+    for stored in await store.session_tail(session.sid, kinds=LIFE, limit=1):
+        event = ev.decode(stored.body) if stored.body else None
+        status = event.status if isinstance(event, ev.SessionEnded) else "live"
+        if event is not None and status != session.status:
+            return f"its state calls it {session.status!r}; its journal says {status!r}"
+    return None
+
+
+async def read_session(office: Office, sid: str, *, trusted: bool = False) -> SessionLoop:
     """Load a session from the journal: its state, and the tail of what its model was told.
+
+    Args:
+        office: whose session it is.
+        sid: which.
+        trusted: this boot wrote the state itself, or has compared it with the journal.
 
     Raises:
         Refused: `corrupt`, or a storage code when it cannot be read.
@@ -20,6 +59,10 @@ async def read_session(office: Office, sid: str) -> SessionLoop:
     session = await office.store.load_session(sid)
     if session is None:
         raise Refused("corrupt", f"session {sid!r} is listed but has no stored state")
+    if not trusted and (found := await contradiction(office.store, session)) is not None:
+        raise Refused(
+            "corrupt", f"session {session.name!r} is left alone: {found}; see `loopctl verify {session.name}`"
+        )
     history = History(context_bytes=int(session.driver.get("context_bytes") or CONTEXT_BYTES))
     tail = await office.store.session_tail(sid, kinds=KINDS, limit=HISTORY_EVENTS)
     first = tail[0].ss if tail else session.ss + 1

@@ -73,6 +73,7 @@ class Queries:
             case cm.Why():
                 session = await self._router.state_of(command.sid)
                 result = why_view(session, self._router.closed_by)
+                result["unwell"] = self._router.unwell.get(session.sid)
             case cm.InboxList():
                 result = await self._inbox(command)
             case cm.CronList():

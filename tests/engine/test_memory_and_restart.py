@@ -11,6 +11,7 @@ import pytest
 
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd, TurnRequest
 from loopd.core.inputs import EnvelopeArrived, Ticked
+from loopd.engine import boot as boot_module
 from loopd.engine import loading
 from loopd.engine import router as router_module
 from loopd.engine.clock import ManualClock
@@ -295,11 +296,11 @@ async def test_a_deadline_that_passed_while_the_daemon_was_down_fires_once_soon_
             armed = [again.router.timers.deadline_of(sid) or 0 for sid in sids]
             assert len(set(armed)) > 1, "they do not all come at once"
             assert min(armed) >= again.clock.now_ms()
-            await again.pump_through(router_module.BOOT_SPREAD_MS)
+            await again.pump_through(boot_module.SPREAD_MS)
             for sid in sids:
                 (opened,) = [e for e in await again.decoded(sid, ev.GateChanged) if e.cause == "deadline"]
                 assert opened.late_ms is not None
-                assert HOUR - MINUTE <= opened.late_ms <= HOUR - MINUTE + router_module.BOOT_SPREAD_MS
+                assert HOUR - MINUTE <= opened.late_ms <= HOUR - MINUTE + boot_module.SPREAD_MS
             async with await restarted(again) as third:
                 await third.pump_through(MINUTE)
                 assert (
@@ -345,7 +346,7 @@ async def test_cron_that_came_due_while_down_is_accounted_by_its_policy() -> Non
             sid = sids[missed] = await on.new()
             await on.call(cm.CronPut(sid=sid, job="j", expr="0 * * * *", text=missed, missed=missed))  # type: ignore[arg-type]
         async with await restarted(on, 5 * HOUR + 30 * MINUTE) as again:
-            await again.pump_through(router_module.BOOT_SPREAD_MS)
+            await again.pump_through(boot_module.SPREAD_MS)
             await again.settle()
             for missed, expected in (
                 ("skip", ["missed"] * 5),
