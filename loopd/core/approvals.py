@@ -71,7 +71,7 @@ def judge(decision: Decision, given: PermitAsked) -> None:
             reason=reason[:4_000],
         )
     )
-    decision.denied = _said(f"policy: {verdict.rule}", reason)
+    decision.denied = _said(f"the rule `{verdict.rule}` forbids it", reason)
     _end_if_told(decision, f"{given.tool} was denied by the rule `{verdict.rule}`.", by="policy")
 
 
@@ -136,7 +136,7 @@ def answer(decision: Decision, given: ApprovalGiven) -> None:
         )
     )
     allowed = given.answer == "allow"
-    said = "" if allowed else _said("a person", given.reason)
+    said = "" if allowed else _said("a person refused it", given.reason)
     decision.effects.append(Settle(id=given.id, allowed=allowed, said=said))
     _release(decision, cause="answer", by=given.by)
     if not allowed:
@@ -159,7 +159,7 @@ def expire(decision: Decision) -> None:
         decision.emit(ApprovalExpired(id=asked.id, cause="deadline", late_ms=decision.now - asked.until_ms))
         waited_s = (asked.until_ms - asked.asked_ms) // 1_000
         decision.effects.append(
-            Settle(id=asked.id, allowed=False, said=f"denied: nobody answered within {waited_s} s")
+            Settle(id=asked.id, allowed=False, said=_said(f"nobody approved it within {waited_s} s", ""))
         )
     if late:
         _release(decision, cause="deadline", by="daemon")
@@ -170,7 +170,7 @@ def drop(decision: Decision) -> None:
     """The turn is over: its questions are void."""
     for asked in decision.session.permits.pending:
         decision.emit(ApprovalExpired(id=asked.id, cause="turn_over"))
-        decision.effects.append(Settle(id=asked.id, allowed=False, said="denied: the turn is over"))
+        decision.effects.append(Settle(id=asked.id, allowed=False, said="the turn is over"))
     _release(decision, cause="answer", by="daemon")
 
 
@@ -200,12 +200,9 @@ def _was_asked(session: Session, approval: str) -> bool:
     )
 
 
-def _said(by: str, reason: str) -> str:
-    return (
-        f"denied by {by}"
-        + (f": {reason}" if reason else "")
-        + ". Do not try the same again; go on without it."
-    )
+def _said(why: str, reason: str) -> str:
+    """What the model is told; drivers put `denied: ` before it."""
+    return f"{why}{': ' if reason else ''}{reason}. Do not try the same again; go on without it."
 
 
 def _end_if_told(decision: Decision, explanation: str, *, by: str) -> None:

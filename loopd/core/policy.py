@@ -132,7 +132,7 @@ def judge(
 
 def words(rule: PolicyRule) -> str:
     """A rule on one line, for example `deny exec command='git push *'`; at most 200 characters."""
-    parts = [rule.effect]
+    parts: list[str] = [rule.effect]
     if rule.tool_class is not None:
         parts.append(rule.tool_class)
     parts += [
@@ -163,7 +163,7 @@ def granted(effect: str, tool: str, about: str, subjects: Iterable[str]) -> tupl
     given: dict[str, Any] = {"effect": effect, "tool": name}
     if about == "tool":
         return (PolicyRule(**given),)
-    return tuple(PolicyRule(**given, **{about: literal(subject)}) for subject in subjects)
+    return tuple(PolicyRule(**(given | {about: literal(subject)})) for subject in subjects)
 
 
 def literal(text: str) -> str:

@@ -73,6 +73,7 @@ class ScriptedDriver:
                 step = await self._next(steps)
                 if step is None:
                     break
+                await host.afford()
                 await self._speak(step.text, host)
                 calls, ends = await _answer(step, host, withheld=withheld)
                 said = said or bool(step.text.strip() or calls)

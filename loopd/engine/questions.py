@@ -69,7 +69,7 @@ class Questions:
     def give_up(self) -> None:
         """Nobody will answer any more: what was written could not be kept."""
         for approval in self._open:
-            self.settle(Settle(id=approval, allowed=False, said="denied: the turn is over"))
+            self.settle(Settle(id=approval, allowed=False, said="the turn is over"))
 
     async def wait(self, approval: str) -> Settle:
         """Wait for the answer. Time and place of the turn are others' meanwhile."""

@@ -152,6 +152,12 @@ class _Listener:
         """Tell on stderr."""
         print(f"retry {attempt} in {delay_ms} ms: {cause}", file=sys.stderr)
 
+    async def afford(self) -> None:
+        """It costs nothing but time."""
+
+    async def permit(self, call: ToolCall) -> None:
+        """No tools are offered."""
+
     async def intent(self, call: ToolCall) -> None:
         """No tools are offered."""
 
