@@ -153,9 +153,10 @@ class Router:
         await self.timers.run(self._fire)
 
     async def aclose(self) -> None:
-        """Release all drivers."""
-        for loop in list(self._loaded.values()):
-            await loop.aclose()
+        """Release all drivers, all at the same time: a hosted agent takes a moment to end."""
+        async with anyio.create_task_group() as ending:
+            for loop in list(self._loaded.values()):
+                ending.start_soon(loop.aclose)
 
     async def _fire(self, due: list[str]) -> None:
         await self._feed(due, Ticked())
@@ -286,6 +287,11 @@ class Router:
         assert self._tasks is not None
         self._tasks.start_soon(loop.run_turn, turn, Place(self._places))
 
+    def release(self, loop: SessionLoop) -> None:
+        """See `session_loop.Office`."""
+        if loop.drives and self._tasks is not None:
+            self._tasks.start_soon(loop.aclose)
+
     def changed(self, loop: SessionLoop) -> None:
         """See `session_loop.Office`."""
         self._trusted.add(loop.session.sid)
@@ -305,6 +311,8 @@ class Router:
             loop.turn.cut = True
             loop.turn.questions.give_up()
             loop.turn.scope.cancel()
+        else:
+            self.release(loop)
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
             self.directory.names.release(loop.session.name, loop.session.sid)
             return

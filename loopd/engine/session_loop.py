@@ -76,6 +76,9 @@ class Office(Protocol):
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
         """Run the turn's driver in the daemon's task group."""
 
+    def release(self, loop: SessionLoop) -> None:
+        """The session has ended, or is forgotten, and no turn of it runs: close its driver."""
+
     def changed(self, loop: SessionLoop) -> None:
         """The committed state of a session changed: arm its deadline, renew its passive row."""
 
@@ -353,6 +356,8 @@ class SessionLoop:
                         self.turn.scope.cancel()
                         self.turn.cut_calls()
         self._office.changed(self)
+        if advanced.session.status != "live" and self.turn is None:
+            self._office.release(self)
 
     def _start(self, n: int) -> None:
         request = self._starting.pop(n, None)
@@ -388,6 +393,9 @@ class SessionLoop:
                 with anyio.CancelScope(shield=True):  # the next turn waits for this one only
                     await turn.after.wait()
             turn.cut_calls()
+            if self.forgotten or self.session.status != "live":
+                with anyio.CancelScope(shield=True):
+                    await self.aclose()
             turn.finished.set()
             if self.turn is turn:
                 self.turn = None
@@ -428,6 +436,11 @@ class SessionLoop:
         with anyio.move_on_after(STOP_WITHIN_S):
             await turn.finished.wait()
         return turn.finished.is_set()
+
+    @property
+    def drives(self) -> bool:
+        """It holds a driver."""
+        return self._driver is not None
 
     async def aclose(self) -> None:
         """Release the driver."""

@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 import loopd
 from loopd.drivers.acp.connection import AgentGone, Connection, RpcError
 from loopd.drivers.acp.kinds import AgentKind
@@ -73,10 +76,12 @@ async def open_agent(
         agent = await _opened(process, kind, launch, earlier, servers)
         if mode:
             await _set_mode(agent, kind, mode)
-        return agent
     except BaseException:
         await process.end(politely=False)
         raise
+    # What an agent says of itself before the first prompt is no answer to it.
+    await anyio.sleep(kind.capabilities.late_ms / 1_000)
+    return agent
 
 
 async def _opened(
@@ -96,7 +101,10 @@ async def _opened(
     spoken = hello.get("protocolVersion")
     if isinstance(spoken, int) and spoken != PROTOCOL:
         raise AgentGone("protocol", f"the agent speaks version {spoken} of the protocol; expected {PROTOCOL}")
-    place = {"cwd": os.path.realpath(launch.cwd), "mcpServers": _offered(servers, hello)}
+    place = {
+        "cwd": await anyio.to_thread.run_sync(os.path.realpath, launch.cwd),
+        "mcpServers": _offered(servers, hello),
+    }
     method = _way_back(kind, hello)
     if earlier and method:
         connection.muted = True  # `session/load` tells the whole story again before it answers

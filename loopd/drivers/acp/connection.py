@@ -84,16 +84,18 @@ class Connection:
 
     Attributes:
         listening: somebody takes messages; else updates are dropped and counted.
+        muted: an old story is told again: its updates are dropped.
         record: gets every line, `> ` sent or `< ` received; None for nobody.
-        hush: a session whose updates are dropped (an agent that tells an old story again), or None.
         dropped: updates that nobody wanted.
         strange: how many lines were no message; `samples` are the first of them.
-        heard: whether any message came.
     """
 
-    def __init__(self, write: Callable[[bytes], None], pause: Callable[[bool], None]) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], pause: Callable[[], None], resume: Callable[[], None]
+    ) -> None:
         self._write = write
         self._pause = pause
+        self._resume = resume
         self._paused = False
         self._buffer = bytearray()
         self._searched = 0
@@ -108,8 +110,6 @@ class Connection:
         self.dropped = 0
         self.strange = 0
         self.samples: list[str] = []
-        self.heard = False
-        self.activity = 0
 
     # -- out ----------------------------------------------------------------------------------
 
@@ -221,19 +221,15 @@ class Connection:
         message = self._inbox.popleft()
         if self._paused and len(self._inbox) <= INBOX // 2:
             self._paused = False
-            self._pause(False)
+            self._resume()
         return message
-
-    def waiting(self) -> bool:
-        """Whether a message is there already."""
-        return bool(self._inbox)
 
     def clear(self) -> None:
         """Forget what waits, but not that the agent has ended."""
         self._inbox.clear()
         if self._paused:
             self._paused = False
-            self._pause(False)
+            self._resume()
         if self._gone is not None:
             self._enqueue(Ended(self._gone))
 
@@ -251,12 +247,10 @@ class Connection:
         if not isinstance(message, dict):
             self._oddity(line)
             return
-        self.activity += 1
         method, number = message.get("method"), message.get("id")
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
         if isinstance(method, str):
-            self.heard = True
             if "id" in message and isinstance(number, str | int) and not isinstance(number, bool):
                 self._asked(number, method, params)
             elif method == "session/update":
@@ -291,7 +285,6 @@ class Connection:
         if known is None:
             self._oddity(line)
             return
-        self.heard = True
         method, future = known
         error = RpcError(method, message["error"]) if message.get("error") is not None else None
         if future is None:
@@ -308,7 +301,7 @@ class Connection:
         self._arrived.set()
         if len(self._inbox) >= INBOX and not self._paused:
             self._paused = True
-            self._pause(True)
+            self._pause()
 
     def _oddity(self, line: bytes) -> None:
         self.strange += 1

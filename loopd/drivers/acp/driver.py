@@ -12,12 +12,14 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from loopd.core.conversation import TurnEnd, TurnRequest
 from loopd.drivers.acp import faults, prompts
 from loopd.drivers.acp.agent import Agent, open_agent
 from loopd.drivers.acp.connection import AgentGone, RpcError
 from loopd.drivers.acp.launch import Premises, kind_of, prepare
+from loopd.drivers.acp.process import end_session
 from loopd.drivers.acp.turn import HostedTurn
 from loopd.drivers.acp.usage import UsageMeter
 from loopd.drivers.fingerprint import WorkspaceSensor
@@ -107,13 +109,14 @@ class AcpDriver:
         try:
             end = await turn.run(prompts.fresh_prompt(request), withheld=request.tools_withheld)
             await self._remember(host, USAGE_KEY, self._meter.total)
-            return end
         except RpcError as error:
             await self._retire()
             return faults.refused(error)
         except AgentGone as error:
             await self._retire()
             return faults.gone(error)
+        else:
+            return end
         finally:
             self._rest()
 
@@ -145,6 +148,8 @@ class AcpDriver:
             launch = prepare(self._sid, self._spec, self._kind, self._workspace, self._premises)
         except Refused as refusal:  # it was there when the session was created
             raise AgentGone("not_installed", refusal.message) from refusal
+        # A driver before this one may still be ending its agent: two of them on one session would mix it up.
+        await anyio.to_thread.run_sync(end_session, self._sid, self._premises.house)
         earlier = self._session if self._session is not None else request.memory.get(SESSION_KEY, "")
         agent = await open_agent(
             self._kind,

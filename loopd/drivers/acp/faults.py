@@ -8,19 +8,20 @@ from loopd.core.conversation import TurnEnd
 from loopd.drivers.acp.connection import AgentGone, RpcError
 from loopd.drivers.acp.kinds import AgentKind
 
-_CAUSES: tuple[tuple[str, str], ...] = (
-    ("context_overflow", r"context[ _-]?(length|window|size|limit)|maximum context|too many tokens"
-     r"|prompt is too long|exceeds? the (available )?context|exceed_context|input is too long"),
-    ("rate_limited", r"\b429\b|rate.?limit|too many requests|quota|usage limit"),
-    ("auth", r"\b401\b|\b403\b|unauthori[sz]ed|forbidden|authenticat|api[ _-]?key|credential|log ?in\b|auth_required"),
-    ("overloaded", r"\b503\b|\b529\b|overload|at capacity|high demand|too busy|service unavailable"),
-    ("unreachable", r"connection (refused|error|reset|closed)|econnre|enotfound|etimedout|fetch failed"
-     r"|unable to connect|could not connect|network error|timed? ?out|request timeout|dns"
-     r"|error sending request"),
-    ("server_error", r"\b50[0-9]\b|internal server error|bad gateway|server error"),
-    ("rejected", r"\b40[0-9]\b|\b42[0-9]\b|bad request|invalid_request|not found|model .{0,80}does not exist"),
-)  # fmt: skip
-_SORTED = tuple((cause, re.compile(pattern, re.IGNORECASE)) for cause, pattern in _CAUSES)
+_CAUSES: dict[str, str] = {
+    "context_overflow": r"context[ _-]?(length|window|size|limit)|maximum context|too many tokens"
+    r"|prompt is too long|exceeds? the (available )?context|exceed_context|input is too long",
+    "rate_limited": r"\b429\b|rate.?limit|too many requests|quota|usage limit",
+    "auth": r"\b40[13]\b|unauthori[sz]ed|forbidden|authenticat|api[ _-]?key|credential|log ?in\b|auth_required",
+    "overloaded": r"\b503\b|\b529\b|overload|at capacity|high demand|too busy|service unavailable",
+    "unreachable": r"connection (refused|error|reset|closed)|econnre|enotfound|etimedout|fetch failed"
+    r"|unable to connect|could not connect|network error|timed? ?out|request timeout|dns"
+    r"|error sending request",
+    "server_error": r"\b50[0-9]\b|internal server error|bad gateway|server error",
+    "rejected": r"\b4(0[0-9]|2[0-9])\b|bad request|invalid_request|not found|model .{0,80}does not exist",
+}
+"""Cause → what texts about it say; the first one that fits counts."""
+_SORTED = tuple((cause, re.compile(pattern, re.IGNORECASE)) for cause, pattern in _CAUSES.items())
 _AFTER = re.compile(
     r"(?:retry|try again|available|wait)[^0-9\n]{0,40}?(\d{1,6}(?:\.\d{1,3})?)\s*(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b",
     re.IGNORECASE,

@@ -21,6 +21,7 @@ from loopd.drivers.acp.connection import AgentGone, Connection
 from loopd.drivers.acp.launch import AGENT, BOOT, Launch
 from loopd.drivers.marks import descendants, end_marked, let_go, signal_group
 from loopd.drivers.run_as import RunAs
+from loopd.drivers.shell import SESSION
 
 STDERR_BYTES = 512 * 1024
 """Kept of stderr in each of two files: the newest, and the one before it."""
@@ -75,7 +76,7 @@ class AgentProcess(asyncio.SubprocessProtocol):
 
     def __init__(self, folder: Path) -> None:
         self.mark = secrets.token_hex(16)
-        self.connection = Connection(self._write, self._pause)
+        self.connection = Connection(self._write, self._pause, self._resume)
         self.exited = anyio.Event()
         self.returncode: int | None = None
         self._folder = folder
@@ -164,16 +165,21 @@ class AgentProcess(asyncio.SubprocessProtocol):
         if pipe is not None and not pipe.is_closing():
             pipe.write(data)
 
-    def _pause(self, stop: bool) -> None:  # noqa: FBT001
+    def _pause(self) -> None:
+        pipe = self._stdout()
+        if pipe is not None:
+            pipe.pause_reading()
+
+    def _resume(self) -> None:
+        pipe = self._stdout()
+        if pipe is not None:
+            with contextlib.suppress(RuntimeError):  # it ended a moment ago
+                pipe.resume_reading()
+
+    def _stdout(self) -> asyncio.ReadTransport | None:
         assert self._transport is not None
         pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(1))
-        if pipe is None or pipe.is_closing():
-            return
-        with contextlib.suppress(RuntimeError):  # it ended a moment ago
-            if stop:
-                pipe.pause_reading()
-            else:
-                pipe.resume_reading()
+        return None if pipe is None or pipe.is_closing() else pipe
 
     @property
     def pid(self) -> int:
@@ -249,6 +255,15 @@ def _furnish(launch: Launch, user: RunAs | None) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w") as stream:
                 stream.write(text)
+
+
+def end_session(sid: str, house: str) -> int:
+    """End every process of one session's agents; returns how many."""
+    whose, ours = f"{SESSION}={sid}".encode(), f"{BOOT}={house}.".encode()
+    ended = end_marked(
+        lambda variables: whose in variables and any(each.startswith(ours) for each in variables)
+    )
+    return len(ended)
 
 
 def end_old_boots(house: str, boot: str) -> int:
