@@ -16,17 +16,15 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
 from loopd.store.faults import refusal
-from loopd.store.keeping import Keeping
+from loopd.store.forensics import Forensics, Stopped
 from loopd.store.ledger import Item, Ledger
-from loopd.store.request import Request
-from loopd.store.verify import run as run_verification
 from loopd_protocol.errors import Refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class MemoryStore(Keeping):
+class MemoryStore(Forensics):
     """Behaves like `SqliteStore`; its data live on only in its `image`.
 
     Attributes:
@@ -51,6 +49,7 @@ class MemoryStore(Keeping):
             on_commit: as in `SqliteStore.open`.
             image: what `image` of another store returned: begin a new boot on its data.
         """
+        super().__init__()
         self._connection = opening.connect(":memory:")
         if image is not None:
             self._connection.deserialize(image)
@@ -181,5 +180,7 @@ class MemoryStore(Keeping):
         del verify
         raise Refused("invalid", f"a store in memory has no file to copy to {str(target)!r}")
 
-    async def _verify(self, request: Request) -> dict[str, Any]:
-        return run_verification(self._connection, request)
+    async def _study(self, work: Callable[[sqlite3.Connection, Stopped], T]) -> T:
+        if self._closed:
+            raise Refused("draining", "the journal is closed")
+        return work(self._connection, lambda: False)

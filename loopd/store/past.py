@@ -69,7 +69,7 @@ def replay_session(
     num = number_of(connection, sid)
     work = replay.Replay(overrides)
     for row in rows_of(connection, num, 0, stopped):
-        if not work.feed((replay.Row(row.seq, row.ss, row.at_ms, row.kind, row.body),)):
+        if not work.feed((replay.Row(row.seq, row.ss, row.at_ms, row.kind, row.whole),)):
             break
     outcome: dict[str, Any] = msgspec.to_builtins(work.finish())
     return {"sid": sid, **outcome}

@@ -12,7 +12,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store import house, opening, queries
-from loopd.store.request import Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,18 +157,3 @@ class Reading(ABC):
     async def house(self, kind: str) -> dict[str, bytes]:
         """Rows of the house of one kind, by id."""
         return await self._read(house.rows_of, kind)
-
-    async def verify(
-        self,
-        *,
-        sid: str | None = None,
-        suspended_since: int | None = None,
-        evolve: Evolve | None = None,
-    ) -> dict[str, Any]:
-        """A proof object for the whole log or one session; see `loopd.store.verify`."""
-        return await self._verify(
-            Request(log_id=self.log_id, sid=sid, suspended_since=suspended_since, evolve=evolve)
-        )
-
-    @abstractmethod
-    async def _verify(self, request: Request) -> dict[str, Any]: ...

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import msgspec
 
+from loopd.core.content import after_retention
 from loopd.store import chain
 
 PAGE_ROWS = 1_024
@@ -40,8 +41,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def oddities(self) -> list[str]:
         """What no writer of ours stores and the chains do not cover."""
         found = []
-        if self.body is not None and self.body_sha is not None:
-            found.append("a body and the digest of a deleted one stand side by side")
+        if self.body is not None and self.body_sha is not None and not self._is_left_over():
+            found.append(
+                "its body stands beside the digest of another, and is not what retention leaves of one"
+            )
         found += [
             f"{name} is 0; expected null" for name in ("sid", "turn", "cause_seq") if getattr(self, name) == 0
         ]
@@ -49,9 +52,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
             found.append(f"blob has {len(self.blob)} bytes; expected {DIGEST_BYTES}")
         return found
 
+    @property
+    def whole(self) -> bytes | None:
+        """The body as it was written; None when retention or redaction left less."""
+        return self.body if self.body_sha is None else None
+
+    def _is_left_over(self) -> bool:
+        assert self.body is not None
+        try:
+            return after_retention(self.kind, self.body) == self.body
+        except (msgspec.MsgspecError, AttributeError, TypeError):
+            return False
+
     def digest(self) -> bytes:
         """The bytes that both chains hash."""
-        sha = sha256(self.body).digest() if self.body is not None else self.body_sha
+        sha = self.body_sha if self.body_sha is not None else sha256(self.body or b"").digest()
         return chain.row_bytes(
             seq=self.seq,
             sid=self.sid,
@@ -64,7 +79,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
             cause_seq=self.cause_seq,
             kind=self.kind,
             principal=self.principal,
-            body_sha=sha or b"",
+            body_sha=sha,
             blob=self.blob,
         )
 

@@ -11,17 +11,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import aiosqlite
 import anyio
-import msgspec
 
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
 from loopd.store.faults import refusal
+from loopd.store.forensics import Forensics, Stopped
 from loopd.store.hop import close, hop
-from loopd.store.keeping import Keeping
 from loopd.store.ledger import Ledger
-from loopd.store.request import Request
 from loopd.store.snapshot import take
-from loopd.store.verify import run as run_verification
 from loopd.store.writer import Commits, Writer
 from loopd_protocol.errors import Refused
 
@@ -29,9 +26,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS = 2
+STUDIES = 2
+"""Long looks (verification, replay, export) that run at the same time; more wait for their turn."""
 
 
-class SqliteStore(Keeping):
+class SqliteStore(Forensics):
     """The journal of one node in one SQLite file. Use `open`, then close with `aclose`.
 
     When a submitted future resolves, its events are durable, `head` has reached them and
@@ -42,13 +41,14 @@ class SqliteStore(Keeping):
     """
 
     def __init__(self, path: Path, *, identity: opening.Identity, writer: Writer | None) -> None:
+        super().__init__()
         self.path = path
         self._identity = identity
         self._writer = writer
         self._readers: list[aiosqlite.Connection] = []
         self._free: asyncio.Queue[aiosqlite.Connection] = asyncio.Queue()
         self._connection: aiosqlite.Connection | None = None
-        self._verifying = asyncio.Lock()
+        self._studies = asyncio.Semaphore(STUDIES)
         self._copying = asyncio.Lock()
         self._closed = False
         self._alone = writer is None and not _log_beside(path)
@@ -281,23 +281,21 @@ class SqliteStore(Keeping):
             finally:
                 given_up = True
 
-    async def _verify(self, request: Request) -> dict[str, Any]:
+    async def _study(self, work: Callable[[sqlite3.Connection, Stopped], T]) -> T:
         given_up = False
 
-        def work() -> dict[str, Any]:
+        def study() -> T:
             connection = self._reader()
             try:
-                return run_verification(
-                    connection, msgspec.structs.replace(request, stopped=lambda: given_up or self._closed)
-                )
+                return work(connection, lambda: given_up or self._closed)
             finally:
                 connection.close()
 
-        async with self._verifying:
+        async with self._studies:
             try:
                 # Whoever asked may leave: the thread notices at its next page.
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-            except sqlite3.Error as error:
+                return await anyio.to_thread.run_sync(study, abandon_on_cancel=True)
+            except (sqlite3.Error, OSError) as error:
                 raise refusal(error) from error
             finally:
                 given_up = True
