@@ -73,7 +73,8 @@ export class SessionView {
       this._drawState();
       if (may("read.content")) await this._readPast();
     } catch (refused) {
-      fill(this._head, h("h1", {}, "No such session"), h("p", {}, refused.words ?? String(refused)));
+      if (!refused.code) throw refused;
+      fill(this._head, h("h1", {}, refused.code === "not_found" ? "No such session" : "It cannot be shown"), h("p", { class: "bad" }, refused.words));
       return;
     }
     if (this._left) return;

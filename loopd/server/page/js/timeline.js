@@ -81,8 +81,8 @@ export class Timeline {
 
   _turn(turn, x) {
     const tall = Math.min(TURN_H, 14 + 4 * Math.max(0, turn.steps - 1));
-    const took = turn.end_ms ? `, ${took(turn.end_ms - turn.at_ms)}` : "";
-    const title = `turn ${turn.n} by ${turn.trigger}: ${turn.outcome}${took}, ${turn.steps} steps, ${turn.calls} calls, ${short(turn.tokens)} tokens`;
+    const lasted = turn.end_ms ? `, ${took(turn.end_ms - turn.at_ms)}` : "";
+    const title = `turn ${turn.n} by ${turn.trigger}: ${turn.outcome}${lasted}, ${turn.steps} steps, ${turn.calls} calls, ${short(turn.tokens)} tokens`;
     const link = s("a", { href: this._href(turn.n), "aria-label": title });
     link.append(
       s("title", {}, `${title}\n${line(turn.text, 160)}`),
