@@ -56,7 +56,7 @@ def _session(args: argparse.Namespace) -> dict[str, Any]:
     if "script" in driver:
         driver["script"] = os.path.abspath(os.path.join("." if args.script else base, driver["script"]))
     session["driver"] = driver
-    for name in ("name", "goal", "preset"):
+    for name in ("name", "goal", "preset", "parent"):
         if getattr(args, name) is not None:
             session[name] = getattr(args, name)
     if args.workspace is not None:
@@ -67,6 +67,10 @@ def _session(args: argparse.Namespace) -> dict[str, Any]:
         session["labels"] = {**session.get("labels", {}), **dict(args.label)}
     if args.set:
         session["set"] = {**session.get("set", {}), **dict(args.set)}
+    if args.budget:
+        session["budgets"] = [*session.get("budgets", []), *args.budget]
+    if args.policy:  # what is said here comes first
+        session["policy"] = [*args.policy, *session.get("policy", [])]
     return session
 
 
@@ -82,7 +86,23 @@ def _from_file(path: str) -> tuple[dict[str, Any], str]:
         raise Failure("invalid", f"{path} is not TOML: {error}") from None
     if "set" in session:
         session["set"] = _dotted(session["set"], "")
+    if isinstance(session.get("budgets"), list):
+        session["budgets"] = [_limit(each, path) for each in session["budgets"]]
     return session, os.path.dirname(os.path.abspath(path))
+
+
+def _limit(given: Any, path: str) -> Any:
+    """A limit of a file: `"tokens=2M/5h"`, or a table as the protocol has it."""
+    if not isinstance(given, str):
+        return given
+    import argparse
+
+    from loopd.cli import amounts
+
+    try:
+        return amounts.limit(given)
+    except argparse.ArgumentTypeError as error:
+        raise Failure("invalid", f"budgets in {path}: {error}", path="$.budgets") from None
 
 
 def _dotted(table: dict[str, Any], prefix: str) -> dict[str, Any]:

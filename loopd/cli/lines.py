@@ -26,6 +26,8 @@ STYLES = {
     "envelope": "cyan",
     "cron": "blue",
     "daemon": "magenta",
+    "approval": "yellow",
+    "budget": "yellow",
     "session": "bold",
 }
 
@@ -198,6 +200,50 @@ def _denied(body: Body) -> str:
     return f"{body.get('principal')} asked for {body.get('cmd')}: {body.get('code')}"
 
 
+def _approval(body: Body) -> str:
+    return f"{body.get('id')} {body.get('tool')}: {body.get('excerpt') or ''} ({body.get('rule')}), denied at {stamp(body['until_ms'])}"
+
+
+def _answered(body: Body) -> str:
+    lasting = " for the session" if body.get("scope") == "session" else ""
+    return f"{body.get('id')} {body.get('answer')}{lasting} by {body.get('by')} {body.get('reason') or ''}"
+
+
+def _lapsed(body: Body) -> str:
+    return f"{body.get('id')} denied: {'nobody answered' if body.get('cause') == 'deadline' else 'its turn was cut off'}"
+
+
+def _refused(body: Body) -> str:
+    return f"{body.get('tool')}: {body.get('excerpt') or ''} by rule {body.get('rule')} {body.get('reason') or ''}"
+
+
+def _limit(body: Body) -> str:
+    from loopd.cli.amounts import shown, window
+
+    of = f" of {body['label']}" if body.get("label") else ""
+    what = str(body.get("what"))
+    limit = "no limit" if body.get("limit") is None else shown(what, body["limit"])
+    return f"{what}{of}: {limit} {window(body.get('per_ms'))} by {body.get('by')}"
+
+
+def _spent(body: Body) -> str:
+    return f"{body.get('which')}: {body.get('percent')} % ({body.get('used')} of {body.get('limit')})"
+
+
+def _exhausted(body: Body) -> str:
+    end = f"until {stamp(body['until_ms'])}" if body.get("until_ms") else "for good"
+    return f"{body.get('which')}: {body.get('used')} of {body.get('limit')}, {end}"
+
+
+def _unpriced(body: Body) -> str:
+    return f"no price is known for {body.get('model')}"
+
+
+def _configured(body: Body) -> str:
+    policy = " and the policy" if body.get("policy") is not None else ""
+    return f"{', '.join(body.get('changed') or []) or 'nothing'}{policy} by {body.get('by')}, {body.get('effective', 'now')}"
+
+
 WORDS: dict[str, Callable[[Body], str]] = {
     "session.created": _created,
     "session.ended": _ended,
@@ -219,6 +265,15 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "goal.changed": _goal,
     "cron.changed": _cron,
     "cron.occurrence": _occurrence,
+    "approval.requested": _approval,
+    "approval.answered": _answered,
+    "approval.expired": _lapsed,
+    "effect.denied": _refused,
+    "budget.set": _limit,
+    "budget.spent": _spent,
+    "budget.exhausted": _exhausted,
+    "budget.unpriced": _unpriced,
+    "config.changed": _configured,
     "daemon.started": _daemon,
     "daemon.stopped": _daemon,
     "daemon.frozen": _daemon,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from loopd.cli import amounts, instants
 from loopd.cli import arguments as arg
-from loopd.cli import instants
 from loopd.cli.agents import acp_arguments
+from loopd.cli.permissions import policy_arguments
 
 
 def ps(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,19 @@ def new(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting, for example rules.repeated_text.threshold=5",
     )
+    parser.add_argument(
+        "--budget",
+        type=amounts.limit,
+        action="append",
+        default=[],
+        metavar="BUDGET",
+        help="a limit: tokens=2M/5h, cost=4.50/1d, wall=2h, turns=100; repeatable",
+    )
+    parent = parser.add_argument(
+        "--parent", metavar="SID", help="count what it spends into this session's budgets as well"
+    )
+    arg.complete(parent, **arg.SESSION_COMPLETION)
+    policy_arguments(parser)
     scripted = parser.add_argument_group("--driver scripted")
     script = scripted.add_argument("--script", metavar="FILE", help="trajectory, .jsonl or .jsonl.gz")
     arg.complete(script, **arg.FILE_COMPLETION)

@@ -69,6 +69,14 @@ class Store(Section, frozen=True, kw_only=True):
             description="Size of the database in bytes from which on writes answer `storage_full`; 0: the disk decides.",
         ),
     ] = 0
+    ballast_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="Size of a file that is deleted when the disk is full, so that the daemon can still write why it stops; 0: none.",
+        ),
+    ] = 64 << 20
 
 
 class Drain(Section, frozen=True, kw_only=True):
@@ -109,6 +117,33 @@ class Sessions(Section, frozen=True, kw_only=True):
         Meta(
             max_length=200,
             description="Session settings, nested or dotted: `rules.repeated_text.threshold = 5`.",
+        ),
+    ] = {}
+
+
+class ModelPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model costs, in millionths of the currency for a million tokens: 3 USD are `3_000_000`.
+
+    `cached` is for input tokens that the endpoint had kept; without it they cost what others do.
+    """
+
+    input: Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
+    output: Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
+    cached: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] | None = None
+
+
+class Costs(Section, frozen=True, kw_only=True):
+    """What models cost, for budgets of kind `cost`. A model that is not named here is named in a warning."""
+
+    currency: Annotated[
+        str, Meta(min_length=1, max_length=8, description="Name of the currency; only shown.")
+    ] = "USD"
+    prices: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=200)], ModelPrice],
+        Meta(
+            max_length=1_000,
+            description="Model → price; a name may be a glob such as `gpt-5*`. "
+            "`{input = 3_000_000, output = 15_000_000, cached = 300_000}` are 3, 15 and 0.30 for a million tokens.",
         ),
     ] = {}
 
@@ -259,6 +294,7 @@ class Config(Section, frozen=True, kw_only=True):
     drain: Drain = Drain()
     limits: Limits = Limits()
     sessions: Sessions = Sessions()
+    costs: Costs = Costs()
     access: Access = Access()
     agents: Agents = Agents()
     log: Log = Log()

@@ -26,6 +26,8 @@ import loopd
 from loopd import failpoints, systemd
 from loopd.bus import Bus
 from loopd.config import Config
+from loopd.core.account import Price
+from loopd.core.prices import Prices
 from loopd.daemon import standing
 from loopd.drivers import end_leftovers, make_driver
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
@@ -38,6 +40,7 @@ from loopd.engine.clock import OffsetClock, SystemClock
 from loopd.engine.commands import Dispatcher
 from loopd.engine.issues import file_missing
 from loopd.engine.keyring import Keyring
+from loopd.engine.maintenance import Maintenance
 from loopd.engine.model_witness import ModelWitness
 from loopd.engine.ports import Driver, DriverFactory
 from loopd.engine.queries import Queries
@@ -51,6 +54,7 @@ from loopd.server.http import serve_http
 from loopd.server.limits import SocketLimits
 from loopd.server.lineage import Lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
+from loopd.store.ballast import MARGIN_BYTES, Ballast
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
 from loopd_protocol import events as ev
@@ -84,6 +88,7 @@ class Daemon:
         self.boot = f"boot_{secrets.token_hex(6)}"
         moved_by = config.testing.clock_offset_file
         self.clock = SystemClock() if moved_by is None else OffsetClock(moved_by)
+        self.ballast = Ballast(self.data, config.store.ballast_bytes)
         self.lag = LoopLag()
         self.started_ms = self.clock.monotonic_ms()
         self.ready = False
@@ -106,8 +111,11 @@ class Daemon:
         reasons = [] if self.ready else ["starting"]
         if self.stopping.is_set() or (self.router is not None and self.router.draining):
             reasons.append("draining")
+        if self.router is not None and self.router.maintenance:
+            reasons.append("storage_full")
         if self.store is not None and self.store.refused is not None:
             reasons.append(self.store.refused.code)
+        reasons = list(dict.fromkeys(reasons))
         return reasons
 
     def healthy(self) -> bool:
@@ -155,6 +163,8 @@ class Daemon:
         """
         config = self.config
         sock = inherited_socket()
+        if self.ballast.laid and self.ballast.free_bytes() < MARGIN_BYTES:
+            self.ballast.drop()  # else not even this boot could be written down
         async with await SqliteStore.open(
             self.data / DATABASE,
             boot=self.boot,
@@ -181,6 +191,7 @@ class Daemon:
                 ),
                 default_preset=config.sessions.preset,
                 default_overrides=config.session_overrides,
+                prices=_prices(config),
             )
             metrics = Metrics(
                 version=loopd.__version__,
@@ -226,6 +237,10 @@ class Daemon:
                     await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
+                    maintenance = Maintenance(router, self.ballast, lambda: store.refused)
+                    await maintenance.open()
+                    store.on_refused = maintenance.look
+                    tasks.start_soon(maintenance.run)
                     tasks.start_soon(router.run)
                     dispatcher.upkeep = upkeep = Upkeep(router, store, _retention(config))
                     tasks.start_soon(upkeep.run)
@@ -377,6 +392,14 @@ async def _reap() -> None:
     while True:
         await anyio.sleep(REAP_S)
         ended = await anyio.to_thread.run_sync(reap, ended)
+
+
+def _prices(config: Config) -> Prices:
+    table = {
+        name: Price(input=price.input, output=price.output, cached=price.cached)
+        for name, price in config.costs.prices.items()
+    }
+    return Prices(table, config.costs.currency)
 
 
 def _policy(config: Config, lineage: Lineage | None) -> PeerPolicy:

@@ -4,7 +4,7 @@ Parsers, help, shell completion and the reference are made from these tables, on
 of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
 """
 
-from loopd.cli.verbs import agents, daemon, fleet, history, schedule, sessions
+from loopd.cli.verbs import agents, daemon, fleet, history, policy, schedule, sessions
 from loopd.cli.verbs.verb import Verb
 
 __all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
@@ -14,6 +14,7 @@ VERBS: dict[str, Verb] = {
     **sessions.VERBS,
     **history.VERBS,
     **schedule.VERBS,
+    **policy.VERBS,
     **agents.VERBS,
     **daemon.VERBS,
 }
@@ -23,6 +24,7 @@ GROUPS = {
     "goal": "set the goal and its status",
     "cron": "jobs that send messages on time",
     "inbox": "envelopes that wait",
+    "budget": "what may be spent, and what is left",
 }
-DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list"}
+DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list", "budget": "get"}
 """`loopctl inbox SID` is `loopctl inbox list SID`."""
