@@ -43,6 +43,7 @@ def typed(parse: Callable[[str], int]) -> Callable[[str], int]:
 
 duration = typed(instants.duration_ms)
 moment = typed(lambda text: instants.moment_ms(text, instants.now_ms()))
+past = typed(lambda text: instants.past_ms(text, instants.now_ms()))
 
 
 def count(text: str) -> int:

@@ -16,6 +16,7 @@ MAX_MS = 2**53 - 1
 
 DURATION_EXPECTED = "a duration such as 90s, 5m, 1h30m, 2d"
 MOMENT_EXPECTED = "a moment such as 30m, +2h, 18:00, 'tomorrow 09:00', 2026-11-22T09:00Z or @1795338000"
+PAST_EXPECTED = "a moment such as 8h (ago), 18:00, 'yesterday 09:00', monday, 2026-11-21T18:00Z or @1795200000"
 
 
 def now_ms() -> int:
@@ -54,6 +55,40 @@ def moment_ms(text: str, now: int) -> int:
         raise ValueError(f"{text!r} is too far away")
     if found <= now:
         raise ValueError(f"{text!r} is {span(now - found)} ago; expected a moment to come")
+    return found
+
+
+def past_ms(text: str, now: int) -> int:
+    """Parse a moment that lies behind us, to milliseconds since the epoch. Clock times are local.
+
+    Accepts a duration (that long ago), `HH:MM[:SS]` (the last one), `today|yesterday|monday… [HH:MM]`,
+    ISO 8601 (local without an offset) and `@SECONDS`.
+
+    Raises:
+        ValueError: unreadable, or not before `now`.
+    """
+    word = text.strip().lower()
+    day, _, rest = word.partition(" ")
+    found: int | None
+    if _WHOLE.match(word):
+        found = now - duration_ms(word)
+    elif _CLOCK.match(word):
+        found = _local(now, 0, word)
+        if found is not None and found > now:
+            found = _local(now, -1, word)
+    elif day in {"today", "yesterday"}:
+        found = _local(now, 0 if day == "today" else -1, rest.strip() or "00:00")
+    elif day in _DAYS:
+        behind = (time.localtime(now // 1_000).tm_wday - _DAYS.index(day)) % 7
+        found = _local(now, -behind, rest.strip() or "00:00")
+        if found is not None and found > now:
+            found = _local(now, -behind - 7, rest.strip() or "00:00")
+    else:
+        found = _moment(text.strip(), now)
+    if found is None:
+        raise ValueError(f"{text!r} is no moment; expected {PAST_EXPECTED}")
+    if found > now:
+        raise ValueError(f"{text!r} is still to come in {span(found - now)}; expected a moment behind us")
     return found
 
 

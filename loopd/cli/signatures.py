@@ -179,6 +179,17 @@ def top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", nargs="?", metavar="SES", help="begin with this session; default: the fleet")
 
 
+def digest(parser: argparse.ArgumentParser) -> None:
+    """`loopctl digest`."""
+    parser.add_argument(
+        "--since",
+        type=arg.past,
+        default="12h",
+        metavar="MOMENT",
+        help="from when on: a moment, or how long ago (default: 12h)",
+    )
+
+
 def goal_set(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal set`."""
     arg.sid(parser)

@@ -133,3 +133,31 @@ def test_a_deadline_says_when_and_how_long_still() -> None:
     assert until(None, NOW) == "you lift it"
     assert clock(NOW + 2 * DAY, NOW) == "2026-11-24 10:00"
     assert until(instants.MAX_MS, NOW).startswith("9999-12-3")
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_ms"),
+    [
+        ("8h", 8 * HOUR),
+        ("09:30", 30 * MINUTE),  # it is 10:00 in Berlin
+        ("18:00", 16 * HOUR),
+        ("yesterday 18:00", 16 * HOUR),
+        ("today", 10 * HOUR),
+        ("sunday 09:00", HOUR),
+        ("sunday 11:00", 7 * DAY - HOUR),
+        ("saturday", DAY + 10 * HOUR),
+        ("2026-11-22T08:00Z", HOUR),
+        ("@1795334400", HOUR),
+    ],
+)
+def test_moments_behind_us_are_the_last_ones(text: str, ago_ms: int) -> None:
+    assert NOW - instants.past_ms(text, NOW) == ago_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("soon", "no moment; expected"), ("", "no moment"), ("2026-11-22T12:00", "still to come in 2h")],
+)
+def test_what_does_not_lie_behind_us_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        instants.past_ms(text, NOW)

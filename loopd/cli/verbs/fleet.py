@@ -29,4 +29,11 @@ VERBS: dict[str, Verb] = {
         "loopctl top mapper",
         "NO_COLOR=1 loopctl top",
     ),
+    "digest": Verb(
+        "what happened since you left, what needs you first",
+        "digest:digest",
+        sign.digest,
+        "loopctl digest --since 18:00",
+        "loopctl digest --since 'yesterday 18:00' -o json | jq .caught",
+    ),
 }
