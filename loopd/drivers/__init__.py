@@ -85,7 +85,7 @@ def _acp(sid: str, spec: AcpSpec, workspace: str | None, fittings: Fittings | No
         sid,
         spec,
         workspace,
-        furnished(fittings.agents, fittings.agent_door, fittings.run_as),
+        furnished(fittings.agents, fittings.agent_door, fittings.run_as, fittings.proxy),
         tasks=fittings.tasks,
     )
 

@@ -202,7 +202,8 @@ class AcpSpec(
         context_bytes: text of the conversation that is kept, to tell an agent that lost its own.
         silence_s: an agent that says nothing for so long, while no tool runs, is given up; None for
             what its kind has.
-        proxy: let its model calls go through the daemon's proxy, which records their exact bytes.
+        proxy: let its model calls go through the daemon's proxy, which records their exact bytes and
+            knows why one failed; None for whenever there is a `base_url`.
     """
 
     agent: Annotated[str, Meta(min_length=1, max_length=4_096)] | None = None
@@ -216,7 +217,7 @@ class AcpSpec(
     system: Text = ""
     context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 200_000
     silence_s: Annotated[int, Meta(ge=1, le=86_400)] | None = None
-    proxy: bool = False
+    proxy: bool | None = None
 
 
 DriverSpec = ScriptedSpec | ChatSpec | AcpSpec

@@ -14,6 +14,7 @@ from loopd.drivers.acp.connection import AgentGone, Connection, RpcError
 from loopd.drivers.acp.kinds import AgentKind
 from loopd.drivers.acp.launch import Launch
 from loopd.drivers.acp.process import AgentProcess
+from loopd.drivers.proxy.door import Passage
 from loopd.drivers.run_as import RunAs
 
 PROTOCOL = 1
@@ -28,6 +29,7 @@ class Agent:
         session: the id that it gave its session.
         mode: session mode that it is in, empty for unknown; `modes`: all that it offers.
         resumed: it knows what was said before.
+        passage: its way through the daemon's proxy, or None.
     """
 
     def __init__(self, process: AgentProcess, session: str, opened: Any, *, resumed: bool) -> None:
@@ -35,6 +37,7 @@ class Agent:
         self.session = session
         self.mode, self.modes = _modes(opened)
         self.resumed = resumed
+        self.passage: Passage | None = None
 
     @property
     def connection(self) -> Connection:

@@ -18,7 +18,7 @@ from loopd.core.conversation import TurnEnd, TurnRequest
 from loopd.drivers.acp import faults, prompts
 from loopd.drivers.acp.agent import Agent, open_agent
 from loopd.drivers.acp.connection import AgentGone, RpcError
-from loopd.drivers.acp.launch import Premises, kind_of, prepare
+from loopd.drivers.acp.launch import Premises, kind_of, prepare, upstream_of
 from loopd.drivers.acp.process import end_session
 from loopd.drivers.acp.turn import HostedTurn
 from loopd.drivers.acp.usage import UsageMeter
@@ -144,10 +144,16 @@ class AcpDriver:
         return agent, [part for part in told if part]
 
     async def _start(self, request: TurnRequest, host: TurnHost) -> Agent:
+        proxy, upstream = self._premises.proxy, upstream_of(self._spec)
         try:
-            launch = prepare(self._sid, self._spec, self._kind, self._workspace, self._premises)
+            passage = None
+            if proxy is not None and upstream is not None:
+                passage = await proxy.open(self._sid, upstream)
+            launch = prepare(
+                self._sid, self._spec, self._kind, self._workspace, self._premises, passage=passage
+            )
         except Refused as refusal:  # it was there when the session was created
-            raise AgentGone("not_installed", refusal.message) from refusal
+            raise AgentGone("not_ready", refusal.message) from refusal
         # A driver before this one may still be ending its agent: two of them on one session would mix it up.
         await anyio.to_thread.run_sync(end_session, self._sid, self._premises.house)
         earlier = self._session if self._session is not None else request.memory.get(SESSION_KEY, "")
@@ -160,6 +166,7 @@ class AcpDriver:
             record=host.frame,
             user=self._premises.user,
         )
+        agent.passage = passage
         self._agent = agent
         if not agent.resumed:
             self._told = ""
@@ -181,6 +188,9 @@ class AcpDriver:
         if agent is not None:
             agent.connection.record = None
             await agent.process.end(politely=politely)
+            if agent.passage is not None and self._premises.proxy is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._premises.proxy.close(self._sid)
 
     # -- between turns ------------------------------------------------------------------------------
 

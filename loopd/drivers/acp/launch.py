@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from loopd.drivers.acp import kinds
 from loopd.drivers.acp.kinds import AgentKind
+from loopd.drivers.proxy.door import Passage, ProxyDoor, Upstream
 from loopd.drivers.run_as import RunAs
 from loopd.drivers.shell import SESSION, environment
 from loopd_protocol.commands import AcpSpec
@@ -41,6 +42,7 @@ class Premises:
         mcp_servers: entries of `mcpServers` for a session, in the form of the protocol: the `loopd`
             server, with which an agent idles, reports and ends its goal.
         user: run agents as this user, or None for the daemon's own.
+        proxy: the daemon's model proxy, or None.
         environ: the daemon's environment.
     """
 
@@ -49,6 +51,7 @@ class Premises:
     kinds: Path | None = None
     mcp_servers: Callable[[str], list[dict[str, Any]]] = no_servers
     user: RunAs | None = None
+    proxy: ProxyDoor | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
@@ -74,8 +77,8 @@ class Door(Protocol):
         """`{name, command, args, env}`."""
 
 
-def furnished(premises: Premises, door: Door | None, user: RunAs | None) -> Premises:
-    """The premises with the `loopd` server that agents are told of, and the user that they run as."""
+def furnished(premises: Premises, door: Door | None, user: RunAs | None, proxy: ProxyDoor | None) -> Premises:
+    """The premises with the `loopd` server that agents are told of, their user, and their way to a model."""
 
     def servers(sid: str) -> list[dict[str, Any]]:
         if door is None:
@@ -84,7 +87,7 @@ def furnished(premises: Premises, door: Door | None, user: RunAs | None) -> Prem
         server["env"] = [{"name": name, "value": value} for name, value in dict(server["env"]).items()]
         return [server]
 
-    return replace(premises, mcp_servers=servers, user=user)
+    return replace(premises, mcp_servers=servers, user=user, proxy=proxy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,6 @@ class Launch:
         folder: loopd's own folder for the session.
         quarters: the agent's: home and, without a workspace, its working folder.
         files: absolute path → content, written before the start.
-        hidden: values that must not stand in the record.
     """
 
     argv: tuple[str, ...]
@@ -107,7 +109,6 @@ class Launch:
     folder: Path
     quarters: Path
     files: dict[Path, str]
-    hidden: tuple[str, ...] = ()
 
 
 def kind_of(spec: AcpSpec, premises: Premises) -> AgentKind:
@@ -123,12 +124,27 @@ def kind_of(spec: AcpSpec, premises: Premises) -> AgentKind:
     return kinds.find(spec.agent, premises.kinds)
 
 
+def upstream_of(spec: AcpSpec) -> Upstream | None:
+    """The endpoint that the session's model calls are led to through the proxy, or None for not."""
+    if spec.base_url is None or spec.proxy is False:
+        return None
+    return Upstream(base_url=spec.base_url, api_key_env=spec.api_key_env)
+
+
 def program(kind: AgentKind, environ: Mapping[str, str]) -> str | None:
     """Full path of the agent's program, or None when it is not installed."""
     return shutil.which(kind.command[0], path=environ.get("PATH", os.defpath))
 
 
-def prepare(sid: str, spec: AcpSpec, kind: AgentKind, workspace: str | None, premises: Premises) -> Launch:
+def prepare(
+    sid: str,
+    spec: AcpSpec,
+    kind: AgentKind,
+    workspace: str | None,
+    premises: Premises,
+    *,
+    passage: Passage | None = None,
+) -> Launch:
     """Everything that the start needs; nothing is written or started.
 
     Raises:
@@ -146,7 +162,7 @@ def prepare(sid: str, spec: AcpSpec, kind: AgentKind, workspace: str | None, pre
     quarters = premises.quarters(sid)
     home = quarters / "home"
     cwd = workspace if workspace is not None else str(quarters / "work")
-    values = _values(spec, kind, premises.environ)
+    values = _values(spec, kind, premises.environ, passage)
     places = {"home": str(home), "workspace": cwd}
     env = environment(sid, premises.environ)
     if premises.user is not None:
@@ -169,7 +185,6 @@ def prepare(sid: str, spec: AcpSpec, kind: AgentKind, workspace: str | None, pre
             env |= _home(home)
     env |= spec.env
     env |= {SESSION: sid, BOOT: f"{premises.house}.{premises.boot}"}
-    key = values.get("api_key", "")
     return Launch(
         argv=tuple(argv),
         env=env,
@@ -177,7 +192,6 @@ def prepare(sid: str, spec: AcpSpec, kind: AgentKind, workspace: str | None, pre
         folder=premises.folder(sid),
         quarters=quarters,
         files=files,
-        hidden=(key,) if spec.api_key_env and key else (),
     )
 
 
@@ -191,14 +205,17 @@ def _home(home: Path) -> dict[str, str]:
     }
 
 
-def _values(spec: AcpSpec, kind: AgentKind, environ: Mapping[str, str]) -> dict[str, str]:
+def _values(
+    spec: AcpSpec, kind: AgentKind, environ: Mapping[str, str], passage: Passage | None
+) -> dict[str, str]:
     """The session's model settings as texts; empty when it has none."""
     given: dict[str, str] = {}
     if spec.model is not None:
         given["model"] = spec.model
-    if spec.base_url is not None:
-        parts = urlsplit(spec.base_url)
-        given["base_url"] = spec.base_url.rstrip("/")
+    base_url = spec.base_url if passage is None else passage.base_url
+    if base_url is not None:
+        parts = urlsplit(base_url)
+        given["base_url"] = base_url.rstrip("/")
         given["origin"] = f"{parts.scheme}://{parts.netloc}"
         given["path"] = parts.path.strip("/")
     if spec.api_key_env is not None:
@@ -210,6 +227,8 @@ def _values(spec: AcpSpec, kind: AgentKind, environ: Mapping[str, str]) -> dict[
                 path="$.driver.api_key_env",
             )
         given |= {"api_key": key, "api_key_env": spec.api_key_env}
+    if passage is not None:
+        given["api_key"] = passage.key
     if not given:
         return {}
     window = spec.context_tokens or kind.model.context_tokens

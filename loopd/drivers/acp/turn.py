@@ -18,10 +18,12 @@ import anyio.abc
 from loopd.core.conversation import Directive, StepDone, TurnEnd
 from loopd.drivers.acp import faults, prompts
 from loopd.drivers.acp.agent import Agent
-from loopd.drivers.acp.calls import PURE, Call
+from loopd.drivers.acp.calls import Call
 from loopd.drivers.acp.connection import AgentGone, Answered, Asked, Ended, Message, Update
+from loopd.drivers.acp.effects import CANCELLED, Effects
 from loopd.drivers.acp.kinds import AgentKind
 from loopd.drivers.acp.steps import StepDraft, text_of
+from loopd.drivers.acp.traffic import Traffic
 from loopd.drivers.acp.usage import UsageMeter, estimated, reports_in
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import TurnHost
@@ -30,9 +32,11 @@ from loopd_protocol.events import Usage
 
 SETTLE_S = 0.03
 """A step whose tools have ended waits so long for late fields before it is handed in."""
+TOOL_SETTLE_S = 0.2
+LOOK_S = 1.0
+FAULT_PATIENCE_S = 10.0
+"""An agent that is silent for so long after a failed model call is waiting to try again; the gate does that."""
 WITHHELD = "denied: no tools were allowed in this step"
-UNSTEPPED = frozenset({"usage_update", "plan", "available_commands_update", "current_mode_update",
-                       "config_option_update", "session_info_update", "user_message_chunk"})  # fmt: skip
 
 
 class _Over(Exception):
@@ -46,7 +50,7 @@ class _Over(Exception):
 class _Again(Exception):
     """The prompt was cut; another one follows in the same turn."""
 
-    def __init__(self, text: str, *, withheld: bool = False) -> None:
+    def __init__(self, text: str, *, withheld: bool) -> None:
         super().__init__(text)
         self.text = text
         self.withheld = withheld
@@ -56,7 +60,7 @@ class HostedTurn:
     """Takes one turn.
 
     Args:
-        agent: gives the agent, opened if it has to be, and says whether it is new to the conversation.
+        agent: gives the agent, opened if it has to be.
         retire: ends the agent's process at once.
         host: the turn's host.
         kind: what is known of the agent.
@@ -86,11 +90,12 @@ class HostedTurn:
         self._meter = meter
         self._silence_s = silence_s
         self._preface = preface
+        self._effects = Effects(host, kind)
+        self._traffic = Traffic()
         self._agent: Agent | None = None
         self._prompt: int | None = None
         self._draft = StepDraft()
         self._past: set[str] = set()
-        self._asking: dict[Any, anyio.CancelScope] = {}
         self._withheld = False
         self._chanted = False
         self._steps = 0
@@ -102,14 +107,16 @@ class HostedTurn:
 
         When it is cancelled the prompt is cancelled, and the agent is ended with all its tools.
         """
+        end: TurnEnd | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 end = await self._prompts(text, withheld=withheld)
                 tasks.cancel_scope.cancel()
-            return end
         except BaseExceptionGroup as group:
             raise _first(group) from None
+        assert end is not None
+        return end
 
     async def _prompts(self, text: str, *, withheld: bool) -> TurnEnd:
         try:
@@ -121,9 +128,9 @@ class HostedTurn:
         except _Over as over:
             return over.end
         except AgentGone as error:
-            await self._settle_open("uncertain")
+            await self._settle("uncertain")
             await self._retire()
-            return faults.gone(error)
+            return self._traffic.ended() or faults.gone(error)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._abandon()
@@ -138,30 +145,29 @@ class HostedTurn:
         await self._host.afford()
         agent = self._agent = await self._open()
         text = "\n\n".join(part for part in (*self._preface, text) if part)
+        self._meter.begin()
+        self._traffic.begin(agent.passage)
+        self._draft = StepDraft()
+        self._told_chars += len(text)
         connection = agent.connection
         connection.clear()
         connection.listening = True
-        self._meter.begin()
-        self._draft = StepDraft()
-        self._told_chars += len(text)
-        self._prompt = connection.begin(
-            "session/prompt",
-            {"sessionId": agent.session, "prompt": [{"type": "text", "text": text}]},
-        )
+        content = [{"type": "text", "text": text}]
+        self._prompt = connection.begin("session/prompt", {"sessionId": agent.session, "prompt": content})
         while True:
             message = await self._next()
-            if message is None:
-                await self._hand_in(final=False)
-                continue
             match message:
+                case None:
+                    await self._hand_in()
                 case Update():
                     await self._updated(message.body)
                 case Asked():
                     await self._asked(message)
+                case Answered() if message.id == self._prompt:
+                    self._prompt = None
+                    return await self._answered(message)
                 case Answered():
-                    if message.id == self._prompt:
-                        self._prompt = None
-                        return await self._answered(message)
+                    pass  # of a prompt that was cut
                 case Ended():
                     raise message.error
 
@@ -177,15 +183,25 @@ class HostedTurn:
             with anyio.move_on_after(SETTLE_S):
                 return await connection.take()
             return None
-        if self._asking:
-            return await connection.take()
-        limit = self._kind.patience.tool_silence_s if self._draft.waits else self._silence_s
-        with anyio.move_on_after(limit):
-            return await connection.take()
+        waited = 0.0
+        while True:
+            if self._effects.asking:
+                return await connection.take()  # a person may take hours, and then the agent answers
+            limit = self._kind.patience.tool_silence_s if self._draft.waits else self._silence_s
+            if waited >= limit:
+                break
+            with anyio.move_on_after(min(LOOK_S, limit - waited)) as span:
+                return await connection.take()
+            assert span.cancelled_caught
+            waited += LOOK_S
+            self._traffic.look()
+            if self._traffic.fault is not None and waited >= FAULT_PATIENCE_S and not self._draft.waits:
+                break
         what = "while a tool ran" if self._draft.waits else "while the model was to answer"
         await self._cut_prompt()
-        await self._settle_open("cancelled")
-        raise _Over(faults.model_error("silence", f"the agent said nothing for {limit:g} s {what}"))
+        await self._settle("cancelled")
+        silent = faults.model_error("silence", f"the agent said nothing for {waited:g} s {what}")
+        raise _Over(self._traffic.ended() or silent)
 
     # -- updates ------------------------------------------------------------------------------------
 
@@ -207,7 +223,7 @@ class HostedTurn:
             await self._tool(body)
         # whatever else there is stands in the record of frames
 
-    async def _tool(self, body: dict[str, Any], *, gaps_only: bool = False) -> Call | None:
+    async def _tool(self, body: dict[str, Any], *, asks: bool = False) -> Call | None:
         call_id = body.get("toolCallId")
         if not isinstance(call_id, str) or not call_id or call_id in self._past:
             return None  # of a step that was handed in: it cannot be changed any more
@@ -215,104 +231,54 @@ class HostedTurn:
         if call is None:
             await self._boundary()
             call = self._draft.calls[call_id] = Call(call_id)
-        ended = call.ended
-        call.take(body, gaps_only=gaps_only)
+        call.take(body, gaps_only=asks)
         if self._withheld:
             await self._defied()
-        if not gaps_only:
-            await self._intend(call)
-        if call.ended and not ended:
-            await self._outcome(call, "ok" if call.record(self._kind).ok else "error")
+        if not asks:
+            await self._begin(call)
+            if call.ended:
+                await self._effects.end(call)
         return call
 
     async def _boundary(self) -> None:
         """Something new begins: if all tools have ended, the step before it is over."""
         if self._draft.settled:
-            await self._hand_in(final=False)
+            await self._hand_in()
 
-    async def _intend(self, call: Call) -> None:
-        """Make the intention durable, for a tool that runs already unless it asked before."""
-        if call.effect or call.denied or call.own or call.status == "pending":
-            return
-        if call.tool_class in PURE:
-            return
-        call.effect = "intended"
+    async def _begin(self, call: Call) -> None:
         try:
-            await self._host.intent(call.record(self._kind))
+            await self._effects.begin(call)
         except Refused as refusal:
-            call.denied = f"denied: {refusal.message}"
-            call.effect = "refused"
             if refusal.code == "gate_closed":
                 raise
-            note = f"{call.name} was refused: {refusal.message}. Do without it."
             await self._cut_prompt()
-            directive = await self._step(Usage(measured=False))
-            await self._carry_out(directive, feedback=f"[loopd: feedback]\n{note}")
-
-    async def _outcome(self, call: Call, outcome: str) -> None:
-        if call.effect == "intended":
-            call.effect = "done"
-            with anyio.CancelScope(shield=True):
-                await self._host.outcome(call.record(self._kind), outcome)
-
-    async def _settle_open(self, outcome: str) -> None:
-        """Say of the tools of which no end is known how they ended."""
-        for call in self._draft.calls.values():
-            with contextlib.suppress(Refused):
-                await self._outcome(call, outcome)
-
-    # -- permissions ----------------------------------------------------------------------------
+            await self._settle("cancelled")
+            note = f"[loopd: feedback]\n{call.name} was refused: {refusal.message}. Do without it."
+            await self._carry_out(await self._step(None), feedback=note)
 
     async def _asked(self, asked: Asked) -> None:
-        """Answer a permission request, by the kinds of its options, while the turn goes on."""
         body = asked.params.get("toolCall")
-        call = await self._tool(body, gaps_only=True) if isinstance(body, dict) else None
+        call = await self._tool(body, asks=True) if isinstance(body, dict) else None
         assert self._tasks is not None
-        self._asking[asked.id] = scope = anyio.CancelScope()
-        self._tasks.start_soon(self._decide, asked, call, scope)
-
-    async def _decide(self, asked: Asked, call: Call | None, scope: anyio.CancelScope) -> None:
         assert self._agent is not None
-        connection = self._agent.connection
-        allowed = True
-        with scope:
-            if call is not None and not call.effect and not self._withheld:
-                pure = call.tool_class in PURE
-                try:
-                    if pure:
-                        await self._host.permit(call.record(self._kind))
-                    else:
-                        await self._host.intent(call.record(self._kind))
-                        call.effect = "intended"
-                except Refused as refusal:
-                    call.denied = f"denied: {refusal.message}"
-                    allowed = False
-            allowed = allowed and not self._withheld
-            option = option_for(asked.params.get("options"), allow=allowed)
-            if option is None:
-                connection.answer(asked.id, {"outcome": {"outcome": "cancelled"}})
-            else:
-                connection.answer(asked.id, {"outcome": {"outcome": "selected", "optionId": option}})
-        if scope.cancelled_caught:
-            connection.answer(asked.id, {"outcome": {"outcome": "cancelled"}})
-        self._asking.pop(asked.id, None)
+        self._effects.answer(self._tasks, self._agent.connection, asked, call, allow=not self._withheld)
+
+    async def _settle(self, outcome: str) -> None:
+        """Say of the tools of which no end is known how they ended."""
+        with contextlib.suppress(Refused):
+            await self._effects.end_all(self._draft.calls.values(), outcome)
 
     # -- steps ----------------------------------------------------------------------------------------
 
-    async def _hand_in(self, *, final: bool) -> None:
-        """The step is over: hand it to the host and carry out what it says."""
-        directive = await self._step(None if not final else self._meter.settle())
-        if final:
-            return
-        await self._carry_out(directive)
+    async def _hand_in(self) -> None:
+        """A step inside of the prompt is over: hand it to the host and carry out what it says."""
+        await self._carry_out(await self._step(None))
 
-    async def _step(self, usage: Usage | None, *, finish: str = "stop") -> Directive:
+    async def _step(self, reported: Usage | None, *, finish: str = "stop") -> Directive:
         draft, self._draft = self._draft, StepDraft()
         self._past.update(draft.calls)
         calls = tuple(call.record(self._kind) for call in draft.calls.values())
-        self._look(draft)
-        if usage is None:
-            usage = estimated(self._told_chars, draft.size)
+        usage = self._traffic.usage() or reported or estimated(self._told_chars, draft.size)
         self._told_chars += draft.size + sum(call.result_bytes or 0 for call in calls)
         self._steps += 1
         return await self._host.step(
@@ -322,22 +288,23 @@ class HostedTurn:
                 usage=usage,
                 finish=finish,
                 tools_withheld=self._withheld,
-                state_fingerprint=await self._sensor.read() if self._sensor is not None else None,
+                state_fingerprint=await self._fingerprint(draft),
             )
         )
 
-    def _look(self, draft: StepDraft) -> None:
+    async def _fingerprint(self, draft: StepDraft) -> str | None:
         if self._sensor is None:
-            return
+            return None
         for call in draft.calls.values():
             if call.tool_class in {"edit", "exec", "test", "other"}:
                 self._sensor.ran_shell()
             if call.tool_class == "edit":
                 for path in call.paths:
                     self._sensor.wrote(Path(path))
+        return await self._sensor.read()
 
     async def _carry_out(self, directive: Directive, *, feedback: str = "") -> None:
-        """Stop, idle, or say in between what is to be said; returns when nothing of that is due."""
+        """Stop, idle, or say in between what is to be said; returns when the agent may go on."""
         if directive.stop or directive.idle:
             await self._cut_prompt()
             raise _Over(TurnEnd(outcome="stopped_by_rule" if directive.stop else "idle"))
@@ -346,54 +313,47 @@ class HostedTurn:
         if told or directive.tools_withheld:
             await self._cut_prompt()
             raise _Again(told, withheld=directive.tools_withheld)
-        await self._host.afford()  # the agent calls its model again by itself; refused, the turn is cut
+        if self._prompt is not None:
+            await self._host.afford()  # the agent calls its model again by itself; refused, the turn is cut
 
     async def _defied(self) -> None:
-        """It called a tool although it was told not to."""
+        """It called a tool although it was told not to: that ends the turn."""
         await self._cut_prompt()
         for call in self._draft.calls.values():
             call.denied = WITHHELD
-            await self._outcome(call, "cancelled")
+        await self._settle("cancelled")
         await self._step(self._meter.settle())
         raise _Over(TurnEnd(outcome="stopped_by_rule"))
 
     async def _chant(self) -> None:
         """The stream goes in circles: cut it and ask once more; a second time the turn is given up."""
         await self._cut_prompt()
+        await self._settle("cancelled")
         if self._chanted:
             raise _Over(faults.model_error("chanting", "the answer says the same over and over"))
         self._chanted = True
-        await self._settle_open("cancelled")
         await self._host.retrying(attempt=1, cause="chanting", delay_ms=0)
         raise _Again(prompts.CHANTED, withheld=self._withheld)
 
     # -- the end ------------------------------------------------------------------------------------
 
     async def _answered(self, answer: Answered) -> TurnEnd:
+        if answer.error is None:
+            self._meter.take(reports_in(answer.result))
+            await self._late()
+        await self._traffic.settled()
+        await self._settle("uncertain")
+        draft, usage = self._draft, self._meter.settle()
         if answer.error is not None:
-            await self._settle_open("uncertain")
-            if self._draft.calls:
-                await self._step(self._meter.settle(), finish="error")
-            return faults.refused(answer.error)
+            if draft.calls:
+                await self._step(usage, finish="error")
+            return self._traffic.ended() or faults.refused(answer.error)
         result = answer.result if isinstance(answer.result, dict) else {}
-        self._meter.take(reports_in(result))
-        await self._late()
-        draft = self._draft
         reason = str(result.get("stopReason") or "")
-        await self._settle_open("uncertain")
-        if not draft.begun and self._steps:
-            # The last step was handed in with its tools' end, and nothing was said about them.
-            return TurnEnd(outcome="completed")
         if not draft.calls and faults.is_error_prose(draft.text, self._kind):
-            return faults.prose(draft.text)
-        usage = self._meter.settle()
-        if not draft.text.strip() and not draft.calls:
-            if usage is None or not usage.output_tokens:
-                return faults.model_error(
-                    "empty_answer", "the agent ended its turn without a word or a tool call"
-                )
-            await self._step(usage, finish=reason or "stop")
-            return TurnEnd(outcome="empty")
+            return self._traffic.ended() or faults.prose(draft.text)
+        if not draft.calls and not draft.text.strip():
+            return await self._wordless(usage, reason)
         directive = await self._step(usage, finish=reason or "stop")
         if directive.stop:
             return TurnEnd(outcome="stopped_by_rule")
@@ -407,29 +367,48 @@ class HostedTurn:
             )
         return TurnEnd(outcome="completed")
 
+    async def _wordless(self, usage: Usage | None, reason: str) -> TurnEnd:
+        """The end of a prompt whose last answer was nothing: what that means depends on what else is known."""
+        failed = self._traffic.ended()
+        if failed is not None:
+            return failed
+        if self._traffic.paused is not None:
+            return TurnEnd(outcome="idle")
+        if self._steps and not self._traffic.calls:
+            # The last step was handed in with the end of its tools, and nothing was said about them.
+            return TurnEnd(outcome="completed")
+        billed = self._traffic.usage() or usage
+        if billed is not None and billed.output_tokens:
+            await self._step(billed, finish=reason or "stop")
+            return TurnEnd(outcome="empty" if self._steps == 1 else "completed")
+        if self._steps:
+            return TurnEnd(outcome="completed")
+        return faults.model_error("empty_answer", "the agent ended its turn without a word or a tool call")
+
     async def _late(self) -> None:
         """Some agents report usage, or the end of a tool, a moment after their answer."""
         assert self._agent is not None
-        wait_ms = self._kind.capabilities.late_ms
-        if self._draft.waits:
-            wait_ms = max(wait_ms, 200)
-        with anyio.move_on_after(wait_ms / 1_000):
-            while True:
-                message = await self._agent.connection.take()
-                if isinstance(message, Update):
-                    self._meter.take(reports_in(message.body))
-                    if message.body.get("sessionUpdate") == "tool_call_update":
-                        known = self._draft.calls.get(str(message.body.get("toolCallId")))
-                        if known is not None:
-                            ended = known.ended
-                            known.take(message.body)
-                            if known.ended and not ended:
-                                await self._outcome(known, "ok" if known.record(self._kind).ok else "error")
-                elif isinstance(message, Asked):
-                    self._agent.connection.answer(message.id, {"outcome": {"outcome": "cancelled"}})
-                elif isinstance(message, Ended):
-                    self._agent.connection.clear()  # the next turn learns of it
-                    return
+        wait_s = self._kind.capabilities.late_ms / 1_000
+        with anyio.move_on_after(max(wait_s, TOOL_SETTLE_S) if self._draft.waits else wait_s):
+            while not await self._trailing(await self._agent.connection.take()):
+                pass
+
+    async def _trailing(self, message: Message) -> bool:
+        """Take a message behind the answer, or behind a cancellation; true when no more can come."""
+        assert self._agent is not None
+        if isinstance(message, Update):
+            self._meter.take(reports_in(message.body))
+            call = self._draft.calls.get(str(message.body.get("toolCallId")))
+            if call is not None:
+                call.take(message.body)
+                if call.ended:
+                    await self._effects.end(call)
+        elif isinstance(message, Asked):
+            self._agent.connection.answer(message.id, CANCELLED)
+        elif isinstance(message, Ended):
+            self._agent.connection.clear()  # whoever asks next learns of it
+            return True
+        return False
 
     async def _cut_prompt(self) -> None:
         """Cancel the prompt that runs; an agent that does not listen, or whose tools may run on, is ended.
@@ -438,52 +417,34 @@ class HostedTurn:
         """
         agent, number = self._agent, self._prompt
         self._prompt = None
-        for scope in list(self._asking.values()):
-            scope.cancel()
+        self._effects.give_up()
         if agent is None or number is None:
             return
         connection = agent.connection
+        used = bool(self._draft.calls) and not self._kind.capabilities.cancel_reliable
         with anyio.CancelScope(shield=True):
             connection.notify("session/cancel", {"sessionId": agent.session})
             ended = False
             with anyio.move_on_after(self._kind.patience.grace_s):
                 while not ended:
                     message = await connection.take()
-                    match message:
-                        case Update():
-                            call = self._draft.calls.get(str(message.body.get("toolCallId")))
-                            if call is not None:
-                                call.take(message.body)
-                            self._meter.take(reports_in(message.body))
-                        case Asked():
-                            connection.answer(message.id, {"outcome": {"outcome": "cancelled"}})
-                        case Answered():
-                            ended = message.id == number
-                            if ended and message.error is None:
-                                self._meter.take(reports_in(message.result))
-                        case Ended():
-                            break
-            used = bool(self._draft.calls) and (
-                self._draft.waits or not self._kind.capabilities.cancel_reliable
-            )
-            if not ended or used:
+                    if isinstance(message, Answered):
+                        ended = message.id == number
+                        self._meter.take(reports_in(message.result))
+                    elif await self._trailing(message):
+                        break
+            if not ended:
+                self._traffic.cut()
+            if not ended or used or self._draft.waits:
                 await self._retire()
 
     async def _abandon(self) -> None:
         """The turn is taken away: cancel what runs, then end the agent with everything that it started."""
-        await self._cut_prompt()
-        await self._retire()
-        await self._settle_open("cancelled")
-
-
-def option_for(options: Any, *, allow: bool) -> str | None:
-    """The id of the option that allows or rejects once; by kind, because ids and names mean nothing."""
-    offered = [each for each in options if isinstance(each, dict)] if isinstance(options, list) else []
-    for kind in ("allow_once", "allow_always") if allow else ("reject_once", "reject_always"):
-        for each in offered:
-            if each.get("kind") == kind and isinstance(each.get("optionId"), str):
-                return str(each["optionId"])
-    return None
+        try:
+            await self._cut_prompt()
+        finally:
+            await self._retire()
+        await self._settle("cancelled")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

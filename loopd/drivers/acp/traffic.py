@@ -1,0 +1,87 @@
+"""What passed between the agent and its model, as the daemon's proxy saw it, over one turn."""
+
+from __future__ import annotations
+
+import anyio
+from msgspec.structs import replace
+
+from loopd.core.conversation import TurnEnd
+from loopd.drivers.proxy.door import Passage
+from loopd.drivers.retry import Fault
+from loopd_protocol.events import Usage
+
+SETTLE_S = 5.0
+"""A side call of the agent that runs on after its answer is waited for so long."""
+
+
+class Traffic:
+    """Gathers what passes; empty for an agent without a passage.
+
+    Attributes:
+        fault: of the last model call, None when it succeeded or none was seen.
+        paused: why the proxy answered a call itself, in this turn.
+        calls: model calls that ended.
+    """
+
+    def __init__(self) -> None:
+        self._passage: Passage | None = None
+        self._usage: Usage | None = None
+        self.fault: Fault | None = None
+        self.paused: str | None = None
+        self.calls = 0
+
+    def begin(self, passage: Passage | None) -> None:
+        """A prompt begins; what passed between turns belongs to none."""
+        self._passage = passage
+        if passage is not None:
+            passage.take()
+        self._usage = self.fault = self.paused = None
+        self.calls = 0
+
+    def look(self) -> None:
+        """Take what has passed since the last look."""
+        if self._passage is None:
+            return
+        seen = self._passage.take()
+        self.calls += seen.calls
+        if seen.calls:
+            self.fault = seen.fault
+        self.paused = seen.paused or self.paused
+        if seen.usage is not None:
+            before = self._usage or Usage()
+            self._usage = replace(
+                seen.usage,
+                input_tokens=before.input_tokens + seen.usage.input_tokens,
+                output_tokens=before.output_tokens + seen.usage.output_tokens,
+                cached_tokens=before.cached_tokens + seen.usage.cached_tokens,
+                measured=before.measured and seen.usage.measured,
+            )
+
+    def usage(self) -> Usage | None:
+        """Tokens since this was asked last, None when nothing was seen."""
+        self.look()
+        usage, self._usage = self._usage, None
+        return usage
+
+    async def settled(self) -> None:
+        """Wait a little for calls that are under way, then look."""
+        if self._passage is not None:
+            with anyio.move_on_after(SETTLE_S):
+                await self._passage.settled()
+            self.look()
+
+    def cut(self) -> None:
+        """Break off what is under way."""
+        if self._passage is not None:
+            self._passage.cut()
+
+    def ended(self) -> TurnEnd | None:
+        """The end of a turn whose last model call failed, None when it did not."""
+        if self.fault is None:
+            return None
+        return TurnEnd(
+            outcome="model_error",
+            cause=self.fault.cause,
+            error=self.fault.message,
+            retry_after_ms=self.fault.retry_after_ms,
+        )
