@@ -31,7 +31,7 @@ export class SessionView {
     this._controls = h("div", { class: "buttons", role: "group", "aria-label": "Controls" });
     this._facts = h("dl", { class: "facts" });
     this._asks = h("div");
-    this._live = h("pre", { class: "live", "aria-label": "Text as the model writes it", tabindex: "0" });
+    this._live = h("pre", { class: "live", role: "region", "aria-label": "Text as the model writes it", tabindex: "0" });
     this._lists = h("div", { class: "lists" });
     this._list = h("ol", { class: "feed", "aria-label": "Events, newest first" });
     this._moment = h("output", { class: "moment" }, "now");
