@@ -284,7 +284,11 @@ def _contradictions(config: Config) -> Iterator[Refused]:
             f"{SOCKET_MAX_BYTES} (give a shorter one with --socket)",
             path="$.socket",
         )
-    if config.http.listen is not None:
+    if (config.http.tls_certificate is None) != (config.http.tls_key is None):
+        yield Refused(
+            "invalid", "http: tls_certificate and tls_key belong together; one of them is missing", path="$.http"
+        )
+    if config.http.listen is not None and not config.http.listen.startswith("unix:"):
         host, _, port = config.http.listen.rpartition(":")
         if int(port) > 65_535:
             yield Refused(

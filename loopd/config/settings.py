@@ -15,8 +15,8 @@ from loopd_protocol.bounds import MAX_INT
 Port = Annotated[
     str,
     Meta(
-        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}\Z",
-        description="`HOST:PORT`; an IPv6 host stands in brackets; port 0 takes any free one.",
+        pattern=r"^((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}|unix:/.{1,99})\Z",
+        description="`HOST:PORT`; an IPv6 host stands in brackets; port 0 takes any free one. `unix:/PATH` is a socket.",
     ),
 ]
 Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
@@ -41,11 +41,26 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Http(Section, frozen=True, kw_only=True):
-    """The HTTP listener: `/metrics`, `/livez`, `/readyz`. Off until `listen` is set."""
+    """The HTTP listener: health pages and metrics, and the API and the page once a token exists.
+
+    Off until `listen` is set.
+    """
 
     listen: Annotated[
-        Port | None, Meta(description="Address of the listener, for example `127.0.0.1:9464`.")
+        Port | None,
+        Meta(description="Address of the listener, for example `127.0.0.1:9464` or `unix:/run/loopd/http.sock`."),
     ] = None
+    tls_certificate: Annotated[
+        Path | None, Meta(description="PEM file of a certificate with its chain; then HTTPS is spoken.")
+    ] = None
+    tls_key: Annotated[Path | None, Meta(description="PEM file of its key.")] = None
+    metrics_auth: Annotated[
+        bool,
+        Meta(description="`/metrics` needs a token with scope `metrics` also on a loopback address; elsewhere it always does."),
+    ] = False
+    connections: Annotated[
+        int, Meta(ge=8, le=100_000, description="Open HTTP connections, event streams among them.")
+    ] = 4_096
     allow_remote: Annotated[
         bool, Meta(description="Permit a `listen` address that is not loopback; refused otherwise.")
     ] = False

@@ -50,7 +50,8 @@ from loopd.engine.upkeep import Policy as RetentionPolicy
 from loopd.engine.upkeep import Upkeep
 from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
-from loopd.server.http import serve_http
+from loopd.server.http import Tls, serve_http
+from loopd.server.http.desk import Desk
 from loopd.server.limits import SocketLimits
 from loopd.server.lineage import Lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
@@ -291,8 +292,15 @@ class Daemon:
         logger.info("stopped", extra={"reason": self.stop_reason})
 
     async def _open_http(self, tasks: anyio.abc.TaskGroup, metrics: Metrics) -> None:
-        assert self.config.http.listen is not None
-        host, _, port = self.config.http.listen.rpartition(":")
+        http = self.config.http
+        assert http.listen is not None
+        unix = http.listen.startswith("unix:")
+        host, _, port = (http.listen, "", "0") if unix else http.listen.rpartition(":")
+        assert self.server is not None
+        desk = Desk(self.server, self.keyring)
+        tls = None
+        if http.tls_certificate is not None and http.tls_key is not None:
+            tls = Tls(certificate=http.tls_certificate, key=http.tls_key)
 
         async def serve(*, task_status: anyio.abc.TaskStatus[tuple[str, int]]) -> None:
             await serve_http(
@@ -302,12 +310,16 @@ class Daemon:
                 health=self.health,
                 hosts=self.config.http.allowed_hosts,
                 allow_remote=self.config.http.allow_remote,
+                desk=desk,
+                tls=tls,
+                metrics_auth=http.metrics_auth,
+                connections=http.connections,
                 task_status=task_status,
             )
 
         bound = await tasks.start(serve)
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        self.http = f"http://{name}:{bound[1]}"
+        self.http = bound[0] if unix else f"http{'' if tls is None else 's'}://{name}:{bound[1]}"
 
     def _started(self, router: Router, store: SqliteStore) -> ev.DaemonStarted:
         return ev.DaemonStarted(

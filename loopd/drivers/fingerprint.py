@@ -25,7 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from loopd.drivers.host import Monotonic
-from loopd.drivers.run_as import RunAs
+from loopd.drivers.run_as import RunAs, spawn_as
 
 SLOW_S = 0.15
 SHARE = 50
@@ -141,7 +141,7 @@ class WorkspaceSensor:
             capture_output=True,
             timeout=2,
             check=False,
-            **(self._run_as.spawn if self._run_as else {}),
+            **spawn_as(self._run_as),
         )  # fmt: skip
 
     def _tree(self) -> list[str] | None:

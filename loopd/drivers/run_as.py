@@ -31,9 +31,9 @@ _CALLS = {"x86_64": (116, 122, 123), "aarch64": (159, 151, 152)}
 class SpawnOptions(TypedDict):
     """Arguments of `subprocess.Popen` and `anyio.open_process`."""
 
-    user: int
-    group: int
-    extra_groups: list[int]
+    user: int | None
+    group: int | None
+    extra_groups: list[int] | None
 
 
 class RunAs(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,11 @@ class RunAs(msgspec.Struct, frozen=True, kw_only=True):
         """Carry out `work` with this user's rights to files."""
         with self.files():
             return work(*args, **kwargs)
+
+
+def spawn_as(user: RunAs | None) -> SpawnOptions:
+    """How a process is started as this user; None: as the daemon's own."""
+    return SpawnOptions(user=None, group=None, extra_groups=None) if user is None else user.spawn
 
 
 def run_as(user: str) -> RunAs:

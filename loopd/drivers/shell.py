@@ -23,7 +23,7 @@ import anyio.abc
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
-from loopd.drivers.run_as import RunAs
+from loopd.drivers.run_as import RunAs, spawn_as
 
 KEPT_VARIABLES: tuple[str, ...] = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -110,7 +110,7 @@ async def run_shell(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        **(run_as.spawn if run_as else {}),
+        **spawn_as(run_as),
     )
     output = _Output()
     ended: str | None = None

@@ -23,8 +23,9 @@ from loopd.server.house import Job
 from loopd.server.limits import SocketLimits
 from loopd.server.ports import Bus, CommandObserver, Dispatcher, Keys
 from loopd.server.workers import Workers
+from loopd_protocol.commands import Command
 from loopd_protocol.errors import Refused
-from loopd_protocol.frames import Cmd, ServerInfo, Sub
+from loopd_protocol.frames import ServerInfo, Sub
 from loopd_protocol.schema import digest
 from loopd_protocol.sources import Source
 
@@ -192,28 +193,40 @@ class UnixServer:
                 connection.subscription_refused(frame, self._translate(error, "sub"))
             return
         assert job.command is not None
-        name = job.command.type
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        answer = await self._dispatch(job, frame)
-        if self._observe is not None:
-            code = answer.code if isinstance(answer, Refused) else "ok"
-            self._observe(name, code, loop.time() - begun)
+        answer = await self.carry_out(
+            job.command,
+            connection.caller,
+            key=frame.key,
+            if_rev=frame.if_rev,
+            if_gate_gen=frame.if_gate_gen,
+            if_turn=frame.if_turn,
+        )
         connection.answer(frame, answer)
 
-    async def _dispatch(self, job: Job, frame: Cmd) -> Answer | Refused:
-        assert job.command is not None
+    async def carry_out(
+        self,
+        command: Command,
+        caller: Caller,
+        *,
+        key: str | None = None,
+        if_rev: int | None = None,
+        if_gate_gen: int | None = None,
+        if_turn: int | None = None,
+    ) -> Answer | Refused:
+        """Have the dispatcher carry out a command, whatever way it came in; never raises but for cancellation."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        answer: Answer | Refused
         try:
-            return await self.dispatcher.dispatch(
-                job.command,
-                job.connection.caller,
-                key=frame.key,
-                if_rev=frame.if_rev,
-                if_gate_gen=frame.if_gate_gen,
-                if_turn=frame.if_turn,
+            answer = await self.dispatcher.dispatch(
+                command, caller, key=key, if_rev=if_rev, if_gate_gen=if_gate_gen, if_turn=if_turn
             )
         except Exception as error:  # noqa: BLE001  (a wall: one client's command must not end the server)
-            return self._translate(error, job.command.type)
+            answer = self._translate(error, command.type)
+        if self._observe is not None:
+            code = answer.code if isinstance(answer, Refused) else "ok"
+            self._observe(command.type, code, loop.time() - begun)
+        return answer
 
     def _translate(self, error: Exception, what: str) -> Refused:
         if isinstance(error, Refused):

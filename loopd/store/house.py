@@ -68,7 +68,7 @@ def audit(
         where.append("j.seq > ?")
         bounds = [after, limit]
     query = _AUDIT.format(where=" AND ".join(where))
-    return [tuple(row) for row in connection.execute(query, (*values, *bounds))]  # type: ignore[misc]
+    return [tuple(row) for row in connection.execute(query, (*values, *bounds))]
 
 
 def _glob(text: str) -> str:

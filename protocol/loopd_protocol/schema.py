@@ -56,7 +56,7 @@ def build() -> Document:
         "version": PROTOCOL_VERSION,
         **by_group,
         "errors": {code: {"http": row.http, "exit": row.exit} for code, row in ERRORS.items()},
-        "$defs": _portable(components),
+        "$defs": portable(components),
     }
     plain: Document = json.loads(json.dumps(document))  # tuples among the defaults become arrays
     return plain
@@ -105,14 +105,14 @@ def breaking(old: Document, new: Document) -> list[Change]:
     return [change for change in compare(old, new) if change.breaking]
 
 
-def _portable(node: Any) -> Any:
+def portable(node: Any) -> Any:
     r"""Patterns as ECMA 262 has them: there `$` is the very end, and `\\Z` is the letter Z."""
     if isinstance(node, dict):
         pattern = node.get("pattern")
         if isinstance(pattern, str) and pattern.endswith("\\Z"):
             node = {**node, "pattern": pattern.removesuffix("\\Z") + "$"}
-        return {key: _portable(value) for key, value in node.items()}
-    return [_portable(value) for value in node] if isinstance(node, list) else node
+        return {key: portable(value) for key, value in node.items()}
+    return [portable(value) for value in node] if isinstance(node, list) else node
 
 
 def _bare(node: Any, *, in_names: bool = False) -> Any:

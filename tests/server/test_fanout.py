@@ -139,7 +139,7 @@ async def test_a_snapshot_and_its_tail_have_nothing_between_them():
 
 async def test_an_empty_snapshot_is_one_last_part():
     async with serving() as (_, stage, path), dialled(path) as wire:
-        stage.snapshot = lambda selector: no_sessions()
+        stage.snapshot = lambda selector, caller=None: no_sessions()
         await wire.hello()
         await wire.send(sub(snapshot=True), sub("x", snapshot=True, after=0))
         refused = await wire.until("err")
