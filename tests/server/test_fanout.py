@@ -152,7 +152,7 @@ async def test_a_snapshot_for_a_peer_that_does_not_read_stays_where_it_is():
     async with serving() as (server, stage, path), dialled(path) as frozen, dialled(path) as other:
         rows = [{"sid": f"ses_{n}", "pad": "x" * 2_000} for n in range(5_000)]
 
-        async def many(_: Any) -> tuple[int, list[dict[str, Any]]]:
+        async def many(*_: Any) -> tuple[int, list[dict[str, Any]]]:
             return 0, rows
 
         stage.snapshot = many
