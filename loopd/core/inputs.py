@@ -83,6 +83,13 @@ class HoldRequested(_Input, frozen=True, kw_only=True):
     cause: str
 
 
+class HoldReleased(_Input, frozen=True, kw_only=True):
+    """The daemon itself removes a hold that it set, for example `Maintenance`."""
+
+    kind: str
+    cause: str
+
+
 class GoalChangeRequested(_Input, frozen=True, kw_only=True):
     """A person sets (`text` given) or changes the goal. `status` as in `goal.changed`."""
 
@@ -334,6 +341,7 @@ Input = (
     | GateOpenRequested
     | GateExtendRequested
     | HoldRequested
+    | HoldReleased
     | GoalChangeRequested
     | CronPutRequested
     | CronChangeRequested

@@ -49,6 +49,7 @@ from loopd.core.inputs import (
     GateExtendRequested,
     GateOpenRequested,
     GoalChangeRequested,
+    HoldReleased,
     HoldRequested,
     House,
     Input,
@@ -119,6 +120,9 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case HoldRequested():
             decision.close(given.hold, cause=given.cause)
             decision.mark_held()
+        case HoldReleased():
+            decision.change_gate(gate.Open((given.kind,)), cause=given.cause, by="daemon")
+            decision.judge()
         case GoalChangeRequested():
             decision.change_goal(given)
         case CronPutRequested() | CronChangeRequested():

@@ -116,8 +116,7 @@ class Daemon:
             reasons.append("storage_full")
         if self.store is not None and self.store.refused is not None:
             reasons.append(self.store.refused.code)
-        reasons = list(dict.fromkeys(reasons))
-        return reasons
+        return list(dict.fromkeys(reasons))
 
     def healthy(self) -> bool:
         """Whether the watchdog may be fed: the loop turns, deadlines are looked at."""
@@ -164,8 +163,8 @@ class Daemon:
         """
         config = self.config
         sock = inherited_socket()
-        if self.ballast.laid and self.ballast.free_bytes() < MARGIN_BYTES:
-            self.ballast.drop()  # else not even this boot could be written down
+        # else not even this boot could be written down
+        full = self.ballast.laid and self.ballast.free_bytes() < MARGIN_BYTES and self.ballast.drop()
         async with await SqliteStore.open(
             self.data / DATABASE,
             boot=self.boot,
@@ -239,7 +238,7 @@ class Daemon:
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
                     maintenance = Maintenance(router, self.ballast, lambda: store.refused)
-                    await maintenance.open()
+                    await maintenance.open(dropped=full)
                     store.on_refused = maintenance.look
                     tasks.start_soon(maintenance.run)
                     tasks.start_soon(router.run)

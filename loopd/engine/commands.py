@@ -50,6 +50,10 @@ Stop = Callable[[str, int | None], None]
 """(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
 
 
+MAKE_ROOM = frozenset({"daemon.freeze", "daemon.unfreeze", "daemon.drain", "daemon.stop", "retention.run"})
+"""What is carried out on a full disk as well: it makes room, or ends what takes room."""
+
+
 class Conditions(msgspec.Struct, frozen=True):
     """Optional preconditions of a mutating command."""
 
@@ -168,6 +172,8 @@ class Dispatcher:
     async def _carry_out(
         self, command: cm.Command, caller: Caller, conditions: Conditions, keyed: Keyed | None
     ) -> Answer:
+        if self._router.maintenance and command.type in cm.MUTATING and command.type not in MAKE_ROOM:
+            raise Refused("storage_full", "the disk is full; nothing was stored", retry_after_ms=2_000)
         match command:
             case cm.SessionCreate():
                 return await self._create(command, caller, keyed)

@@ -16,10 +16,13 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 
 from loopd.core.account import Purse
 from loopd.core.inputs import (
     CutRequested,
+    HoldReleased,
+    HoldRequested,
     Reconsidered,
     Recovered,
     Ticked,
@@ -32,6 +35,7 @@ from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency, PassiveRow
 from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
+from loopd.engine.forking import Origin
 from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
@@ -64,7 +68,8 @@ class Router:
 
     Attributes:
         rows: passive row of every session, by sid.
-        closed_by: `freeze` or `drain` while no session may admit work.
+        closed_by: `drain`, `maintenance` or `freeze` while no session may admit work.
+        maintenance: the disk is full; see `loopd.engine.maintenance`.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Router:
         self.rows = self.directory.rows
         self.frozen = False
         self.draining = False
+        self.maintenance = False
         self.crash_loop_boots = crash_loop_boots
         self.boot = boot or Boot()
         self.unwell: dict[str, str] = {}
@@ -121,6 +127,8 @@ class Router:
         """Why no session admits work, or None."""
         if self.draining:
             return "drain"
+        if self.maintenance:
+            return "maintenance"
         return "freeze" if self.frozen else None
 
     # -- life -----------------------------------------------------------------------------
@@ -146,7 +154,7 @@ class Router:
             logger.warning("processes of the last boot ended", extra={"processes": ended})
             self.boot.leftovers = ended
         cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
-        await self._feed([*running, *cut], Ticked())  # loading them is recovering them
+        await self.feed([*running, *cut], Ticked())  # loading them is recovering them
 
     async def run(self) -> None:
         """Carry out deadlines, for ever."""
@@ -159,9 +167,16 @@ class Router:
                 ending.start_soon(loop.aclose)
 
     async def _fire(self, due: list[str]) -> None:
-        await self._feed(due, Ticked())
+        await self.feed(due, Ticked())
 
-    async def _feed(self, sids: list[str], given: Ticked | Reconsidered) -> None:
+    async def feed(
+        self, sids: Sequence[str], given: Ticked | Reconsidered | HoldRequested | HoldReleased
+    ) -> int:
+        """Give many sessions an input of the daemon's own; returns how many it changed, durably.
+
+        Who refuses it, or cannot be read, is left out: one broken session must not stop all.
+        """
+        count = 0
         for start in range(0, len(sids), FIRED_AT_ONCE):
             written = []
             for sid in sids[start : start + FIRED_AT_ONCE]:
@@ -181,6 +196,8 @@ class Router:
             for pending in written:
                 with contextlib.suppress(Refused):  # `lost` has armed it again
                     await pending.committed()
+                    count += 1
+        return count
 
     def _look_again(self, loop: SessionLoop) -> None:
         """Nothing was due after all: its row is out of date, for example because the house closed."""
@@ -357,8 +374,10 @@ class Router:
         policy: tuple[PolicyRule, ...] = (),
         budgets: tuple[BudgetLimit, ...] = (),
         parent: str | None = None,
+        origin: Origin | None = None,
+        suspended: bool = False,
     ) -> tuple[SessionLoop, Pending]:
-        """Create a session, durably.
+        """Create a session, durably; with `origin` it is a fork.
 
         Raises:
             Refused: `already_exists`, `invalid` settings or driver, `overloaded`, storage codes.
@@ -387,7 +406,10 @@ class Router:
                 budgets=budgets,
                 parent=None if above is None else above.sid,
             )
-            first = founded(created, goal, now=now, closed_by=self.closed_by)
+            forked = None if origin is None else msgspec.structs.replace(origin.event, by=principal)
+            first = founded(
+                created, goal, now=now, closed_by=self.closed_by, forked=forked, suspended=suspended
+            )
             history = History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
             loop = self._loaded[sid] = SessionLoop(self, first.session, history)
             key = answer(sid, name)
@@ -398,6 +420,7 @@ class Router:
                 principal=principal,
                 idempotency=key,
                 house=() if above is None else (child_row(sid, above.sid),),
+                blobs=None if origin is None else origin.blobs(),
             )
         except BaseException:
             self.directory.names.release(name, sid)
@@ -474,12 +497,12 @@ class Router:
     async def reconsider_some(self, sids: Iterable[str], given: Reconsidered) -> None:
         """What binds these sessions changed: judge those that live again."""
         live = [sid for sid in sids if sid in self.rows and self.rows[sid].status == "live"]
-        await self._feed(live, given)
+        await self.feed(live, given)
 
     async def reconsider(self) -> None:
         """The house opened again: judge every session that has something to do."""
         rows = [row for row in self.rows.values() if row.status == "live"]
-        await self._feed([row.sid for row in rows if row.inbox or row.goal == "active"], Reconsidered())
+        await self.feed([row.sid for row in rows if row.inbox or row.goal == "active"], Reconsidered())
 
 
 def _code(error: BaseException) -> str:

@@ -334,6 +334,8 @@ def _used(n: int, before: Session | None, placed: Sequence[Placed], end: Placed)
         if isinstance(row.event, ev.TurnStep):
             steps = max(steps, row.event.step)
             tokens += tokens_of(row.event.usage)
+        elif isinstance(row.event, ev.ContextCompacted):
+            tokens += tokens_of(row.event.usage)
         elif isinstance(row.event, ev.TurnStarted):
             return steps, tokens
     turn = before.turn if before is not None else None

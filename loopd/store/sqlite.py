@@ -208,6 +208,16 @@ class SqliteStore(Forensics):
         return None if self._writer is None else self._writer.refused
 
     @property
+    def on_refused(self) -> Callable[[], None] | None:
+        """Called when the storage took nothing."""
+        return None if self._writer is None else self._writer.on_refused
+
+    @on_refused.setter
+    def on_refused(self, callback: Callable[[], None] | None) -> None:
+        if self._writer is not None:
+            self._writer.on_refused = callback
+
+    @property
     def on_commit(self) -> Callable[[list[StoredEvent]], None] | None:
         """Called with the events of each committed group, in order."""
         return None if self._writer is None else self._writer.on_commit

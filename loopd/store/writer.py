@@ -85,6 +85,7 @@ class Writer:
         on_commit: called on the event loop with the events of each group, after their futures
             have resolved; it must not raise or wait.
         on_group: called with rows and seconds of each group.
+        on_refused: called on the event loop when the storage took nothing.
         refused: why the storage took nothing when it was last asked, or None.
     """
 
@@ -94,6 +95,7 @@ class Writer:
         self._wal = path.with_name(path.name + "-wal")
         self.on_commit: Callable[[list[StoredEvent]], None] | None = None
         self.on_group: Callable[[int, float], None] | None = None
+        self.on_refused: Callable[[], None] | None = None
         self.commits = Commits()
         self.refused: Refused | None = None
         self.head = ledger.seq
@@ -282,6 +284,8 @@ class Writer:
                 self.commits.failures += 1
                 if item.failure.code in _STORAGE_CODES:
                     self.refused = item.failure
+                    if self.on_refused is not None:
+                        self.on_refused()
                 if not future.done():
                     future.set_exception(item.failure)
                 continue

@@ -88,7 +88,7 @@ class Auditor:
         assert event.id in self.waiting
         assert event.id not in self.held, f"{event.id} is said to be held twice"
         assert event.by, "held back by nothing"
-        assert set(event.by) <= set(self.holds) | {"freeze", "drain"}
+        assert set(event.by) <= set(self.holds) | {"freeze", "drain", "maintenance"}
         self.held.add(event.id)
 
     def _envelope_coalesced(self, event: ev.EnvelopeCoalesced) -> None:
@@ -175,6 +175,8 @@ class Auditor:
                 }
             case "progress":
                 assert kind == "Degeneration"
+            case "maintenance":
+                assert kind == "Maintenance"
             case "answer":
                 assert kind == "AwaitingApproval"
             case "ended":
