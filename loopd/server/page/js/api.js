@@ -18,7 +18,6 @@ export class Refused extends Error {
 }
 
 let session = null;
-let number = 0;
 
 /** Who we are, or null: `{principal, scopes, csrf, head, now_ms}`. */
 export function me() {
@@ -43,79 +42,113 @@ async function answer(path, options = {}) {
   throw new Refused(code, body?.detail ?? response.statusText, response.status, body?.path);
 }
 
-function begun(given) {
-  session = given;
-  if (given?.now_ms) setClock(given.now_ms);
-  return given;
-}
-
 /** Take up the cookie's login; null when there is none. */
 export async function resume() {
   try {
-    return begun(await answer("/v1/login"));
+    session = await answer("/v1/me");
+    return await welcomed();
   } catch (refused) {
-    if (refused.status === 401 || refused.status === 403) return begun(null);
+    if (refused.status === 401 || refused.status === 403) return (session = null);
     throw refused;
   }
+}
+
+async function welcomed() {
+  const { head, now_ms } = await answer("/v1/welcome");
+  setClock(now_ms);
+  session = { ...session, head };
+  return session;
 }
 
 /** Log in with a token. */
 export async function login(token) {
   const headers = { "content-type": "application/json" };
-  return begun(await answer("/v1/login", { method: "POST", headers, body: JSON.stringify({ token }) }));
+  session = await answer("/v1/login", { method: "POST", headers, body: JSON.stringify({ token }) });
+  return welcomed();
 }
 
 /** Forget the login. */
 export async function logout() {
-  await answer("/v1/login", { method: "DELETE", headers: { "x-csrf-token": session?.csrf ?? "" } });
-  begun(null);
+  await answer("/v1/logout", { method: "POST", headers: { "x-csrf-token": session?.csrf ?? "" } });
+  session = null;
 }
+
+const READS = new Set([
+  "session.list", "session.get", "daemon.status", "history.page", "turn.get", "turn.diff", "why", "inbox.list", "approval.list", "verify",
+]);
 
 /** Carry out a command; its result. Changes get a key, so a repeated request happens once. */
 export async function ask(command) {
-  const frame = { t: "cmd", id: String(++number), key: randomKey(), c: command };
   const headers = { "content-type": "application/json", "x-csrf-token": session?.csrf ?? "" };
-  const ok = await answer("/v1/commands", { method: "POST", headers, body: JSON.stringify(frame) });
+  if (!READS.has(command.t)) headers["idempotency-key"] = randomKey();
+  const ok = await answer("/v1/commands", { method: "POST", headers, body: JSON.stringify(command) });
   return { ...ok.r, seq: ok.r.seq ?? ok.seq };
 }
 
+const PAUSE_MS = 400;
+const PAUSE_MAX_MS = 8_000;
+const SUB = "page";
+
 /**
- * Frames of the log after `after`, for ever: the browser takes the stream up again with the cursor of
- * the last event, so none is missed. `state` hears true and false as the connection comes and goes.
+ * Frames of the log behind the cursor `after` (`{log, seq}`; null: from now on), for ever. When the connection
+ * breaks, a new one goes on behind the last event, so none is missed. `state` hears true and false.
+ * A WebSocket, because a browser opens only six streams of events to one server, over all its tabs.
  * Returns a function that ends it.
  */
 export function stream({ after, sid = null, deltas = false }, hear, state = () => {}) {
-  let source = null;
-  let last = after;
-  let pause = 500;
+  let cursor = after;
+  let socket = null;
+  let pause = PAUSE_MS;
   let timer = null;
-  const open = () => {
-    const query = new URLSearchParams();
-    if (last !== null && last !== undefined) query.set("after", String(last));
-    if (sid) query.set("sid", sid);
-    if (deltas) query.set("deltas", "1");
-    source = new EventSource(`/v1/events?${query}`);
-    source.onopen = () => {
-      pause = 500;
-      state(true);
-    };
-    source.onmessage = (message) => {
-      const frame = JSON.parse(message.data);
-      if (frame.t === "ev") last = frame.seq;
-      hear(frame);
-    };
-    source.onerror = () => {
+  let over = false;
+
+  function open() {
+    const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+    socket = new WebSocket(`${scheme}//${location.host}/v1/ws`);
+    socket.onopen = () => say({ t: "hello", v: [1, 1], client: { name: "page" }, want: deltas ? ["delta"] : [] });
+    socket.onmessage = (message) => message.data.split("\n").forEach((part) => part && take(JSON.parse(part)));
+    socket.onclose = () => {
+      if (over) return;
       state(false);
-      if (source.readyState === EventSource.CLOSED) {
-        timer = setTimeout(open, pause); // refused, not broken: the browser itself would not try again
-        pause = Math.min(2 * pause, 10_000);
-      }
+      timer = setTimeout(open, pause);
+      pause = Math.min(2 * pause, PAUSE_MAX_MS);
     };
-  };
+  }
+
+  const say = (frame) => socket.send(JSON.stringify(frame) + "\n");
+
+  function take(frame) {
+    switch (frame.t) {
+      case "welcome":
+        setClock(frame.now_ms);
+        cursor ??= frame.head;
+        say({ t: "sub", id: SUB, after: cursor, sel: sid ? { sids: [sid] } : {} });
+        break;
+      case "subd":
+        pause = PAUSE_MS;
+        state(true);
+        break;
+      case "pong":
+        if (frame.cursors?.[SUB]) cursor = { log: frame.head.log, seq: Math.max(frame.cursors[SUB], cursor.log === frame.head.log ? cursor.seq : 0) };
+        break;
+      case "gap":
+        cursor = { log: frame.log || cursor.log, seq: frame.next - 1 };
+        hear(frame);
+        break;
+      case "ev":
+        cursor = { log: cursor.log, seq: frame.seq };
+        hear(frame);
+        break;
+      default:
+        hear(frame);
+    }
+  }
+
   open();
   return () => {
+    over = true;
     clearTimeout(timer);
-    source?.close();
+    socket.close();
   };
 }
 

@@ -138,7 +138,8 @@ async function begin() {
   try {
     who = me() ?? (await resume());
   } catch (refused) {
-    fill(view, h("p", { class: "bad" }, refused.words ?? String(refused), " ", h("button", { onclick: () => location.reload() }, "Try again")));
+    const none = refused.code === "not_found" ? "There is no access token yet. An operator makes one on the machine itself: " : `${refused.words ?? refused} `;
+    fill(view, h("div", { class: "login" }, h("h1", {}, "loopd"), h("p", {}, none, refused.code === "not_found" && h("code", {}, "loopctl token new --scope read --scope control")), h("button", { onclick: () => location.reload() }, "Try again")));
     return;
   }
   drawBar();
@@ -146,7 +147,7 @@ async function begin() {
   fleet = new Fleet();
   fleet.addEventListener("link", drawBar);
   fleet.addEventListener("sessions", drawBar);
-  await fleet.begin(who.head?.seq ?? null).catch((refused) => note(refused.words ?? String(refused), "bad"));
+  await fleet.begin(who.head ?? null).catch((refused) => note(refused.words ?? String(refused), "bad"));
   drawBar();
   route({ focus: false });
 }
