@@ -54,7 +54,7 @@ _OPENING = frozenset({"then", "do", "else", "elif", "if", "while", "until", "!",
 _CLOSING = frozenset({"fi", "done", "esac", "}"})
 _UNREAD = frozenset({"case", "function", "select"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
-_GLOB = re.compile(r"[*?{]|.\[|\[[^[]")
+_GLOB = re.compile(r"(?!\[{1,2}\Z).*[*?{\[]", re.DOTALL)
 """A name that the shell would replace; `[` and `[[` are programs."""
 _HARMLESS_TARGETS = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr"})
 
@@ -209,7 +209,7 @@ class _Scanner:
             (i for i, w in enumerate(words) if w.quoted or not _ASSIGNMENT.match(w.text)), len(words)
         )
         rest = words[place:]
-        if rest and (rest[0].dynamic or not rest[0].text or _GLOB.search(rest[0].text)):
+        if rest and (rest[0].dynamic or not rest[0].text or _GLOB.match(rest[0].text)):
             self.doubt("the name of a command is made by an expansion")
         if not place and self._inner(words):
             return

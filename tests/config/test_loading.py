@@ -46,7 +46,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path:
 def test_every_key_can_be_set_by_its_variable() -> None:
     values = {
         bool: "true", int: "1", "http.listen": "127.0.0.1:1", "data": "/d", "socket": "/s", "sessions.preset": "published",
-        "http.allowed_hosts": "a, b", "sessions.set": "{'rules.repeated_text.threshold' = 7}", "access.uids": "{1000 = ['read']}",
+        "costs.prices": "{test = {input = 1, output = 2}}", "http.allowed_hosts": "a, b", "sessions.set": "{'rules.repeated_text.threshold' = 7}", "access.uids": "{1000 = ['read']}",
         "access.gids": "{1000 = ['read']}", "log.level": "debug", "log.format": "text", "http.allow_remote": "true",
     }  # fmt: skip
     environ = {environment_name(key): str(values.get(key, "1")) for key in KEYS}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from loopd.core.account import Purse
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd
 from loopd.core.evolution import decode, encode, evolve
 from loopd.core.inputs import (
@@ -48,10 +50,12 @@ class World:
         now: int = START_MS,
         goal: str | None = None,
         preset: str = "published",
+        **created_with: Any,
     ) -> None:
         self.now = now
         self.closed_by: str | None = None
         self.partial = ""
+        self.purses: Callable[[Session, int], tuple[Purse, ...]] = lambda _session, _now: ()
         created = ev.SessionCreated(
             sid="ses_1",
             num=1,
@@ -59,6 +63,7 @@ class World:
             driver={"kind": "scripted", "script": "x"},
             preset=preset,
             settings=overrides or {},
+            **created_with,
         )
         self.session: Session = evolve(None, created, ss=1, at_ms=now)
         self.settings = settings_for(preset, overrides or {})
@@ -74,7 +79,14 @@ class World:
             self.apply(GoalChangeRequested(by="uid:1", status="active", text=goal))
 
     def house(self) -> House:
-        return House(settings=self.settings, closed_by=self.closed_by, partial=self.partial, phase="model")
+        settings = settings_for(self.session.preset, self.session.overrides)
+        return House(
+            settings=settings,
+            closed_by=self.closed_by,
+            partial=self.partial,
+            phase="model",
+            purses=self.purses(self.session, self.now),
+        )
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -174,7 +186,7 @@ class World:
             if isinstance(effect, CancelTurn):
                 assert self.driving == effect.n, "cancelled a turn that nobody drives"
                 self.driving = None
-            else:
+            elif isinstance(effect, StartTurn):
                 assert self.driving is None, "a driver was asked for two turns at once"
                 self.driving = effect.n
 
