@@ -12,10 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from loopd.core import effects, occurrences, permits, progress, rules, spending, turn_fold
-from loopd.core.state import CronJob, Gate, Goal, Session, Waiting, Wake
+from loopd.core.state import CronJob, Gate, Goal, Origin, Session, Waiting, Wake
 from loopd.core.stops import counting, following, precedence
 from loopd_protocol import events as ev
 from loopd_protocol import policy_events as pe
+from loopd_protocol.forensic_events import SessionForked
 from loopd_protocol.sources import Source
 
 LOOPS_REMEMBERED = 64
@@ -47,6 +48,9 @@ def fold(session: Session | None, event: ev.Event, *, ss: int, at_ms: int) -> tu
     session = replace(session, ss=ss)
     found = NOTHING_FOUND
     match event:
+        case SessionForked():
+            origin = Origin(sid=event.parent, n=event.n, seq=event.seq, log=event.log)
+            session = replace(session, origin=origin, turns=event.turns, steps=event.steps)
         case ev.EnvelopeAccepted():
             session = _accepted(session, event, at_ms)
         case ev.EnvelopeHeld():

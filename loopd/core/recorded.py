@@ -23,6 +23,9 @@ from loopd_protocol.event import Event
 CREATED = "SessionCreated"
 """Name of what leads to `session.created`: not an input, for there is no session to decide about."""
 
+FORKED = "Forked"
+"""Name of what leads to `session.forked`: a fact of the shell."""
+
 INPUTS: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in Input.__args__}
 """Name of an input → its type."""
 
@@ -58,7 +61,7 @@ def _of_input(given: Input, house: House, first: Event) -> dict[str, Any]:
     if rest:
         body["in"] = rest
     around = {
-        name: msgspec.to_builtins(value)
+        name: _listed(msgspec.to_builtins(value))
         for name, default in _fields(House)
         if name not in _OF_EVENTS and (value := getattr(house, name)) != default
     }
@@ -80,15 +83,20 @@ def _rest(value: msgspec.Struct, first: Event) -> dict[str, Any]:
             continue
         if isinstance(mine, msgspec.Struct) and not _is_tagged(type(mine)):
             rest[name] = _rest(mine, first)
-        elif callable(mine):
-            continue  # makes words that are made already
+        elif callable(mine) or isinstance(mine, bytes):
+            continue  # makes words that are made already; content that the events name by its digest
         else:
-            rest[name] = _without_junk(msgspec.to_builtins(mine))
+            rest[name] = _without_junk(_listed(msgspec.to_builtins(mine)))
     return rest
 
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and bool(one == other))
+
+
+def _listed(value: Any) -> Any:
+    """As JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _without_junk(value: Any) -> Any:

@@ -24,6 +24,9 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.event import Event
 
 FIELDS_MAX = 20
+_OF_THE_SHELL = ("given", "manifest", "frames")
+"""Fields that the shell adds to what was decided: names of content, and the record of the input itself."""
+
 SHOWN_CHARS = 400
 _GONE: Any = object()
 
@@ -266,14 +269,12 @@ def replay(rows: Iterable[Row], overrides: Mapping[str, Any] | None = None) -> O
 
 def _restored(recorded: Event, made: Event) -> Event:
     """The decided event with what the shell added to the recorded one."""
-    if recorded.given is not None:
-        made = replace(made, given=recorded.given)
-    if isinstance(made, ev.TurnStarted) and isinstance(recorded, ev.TurnStarted):
-        made = replace(made, manifest=recorded.manifest)
-    frames = getattr(recorded, "frames", None)
-    if frames is not None and type(made) is type(recorded):
-        made = replace(made, frames=frames)
-    return made
+    added = {
+        name: getattr(recorded, name)
+        for name in _OF_THE_SHELL
+        if getattr(recorded, name, None) is not None and hasattr(made, name)
+    }
+    return replace(made, **added) if added else made
 
 
 def _rule(event: Event) -> str | None:

@@ -131,6 +131,15 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     barren: int = 0
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parent of a fork: its turn `n` was the last one that the fork knows, its event `seq` the last."""
+
+    sid: str
+    n: int
+    seq: int
+    log: str = ""
+
+
 class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One long-lived agent conversation.
 
@@ -156,6 +165,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         permits: rules about tool calls, and the questions that are open.
         account: what was spent, and limits.
         next_overrides: overrides from the next turn on.
+        origin: which session it was forked from, and where.
     """
 
     sid: str
@@ -206,3 +216,4 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     permits: Permits = Permits()
     account: Account = Account()
     next_overrides: dict[str, Any] | None = None
+    origin: Origin | None = None

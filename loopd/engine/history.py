@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from loopd.core.compaction import Plan, applied, plan_of, summary_message
 from loopd.core.conversation import Message, StepDone
+from loopd.engine.inheritance import Inherited, placed
 from loopd.engine.manifest import sha256
 from loopd_protocol import events as ev
 from loopd_protocol.events import Event
+from loopd_protocol.forensic_events import SessionForked
 from loopd_protocol.sources import Source
 
 INLINE_CHARS = 4_096
@@ -43,6 +45,7 @@ KINDS = (
     "effect.intent",
     "effect.outcome",
     "context.compacted",
+    "session.forked",
 )
 """Kinds of events that the history is made of."""
 
@@ -152,6 +155,8 @@ class History:
         """Follow one event; returns the messages that it added to the running turn."""
         added: tuple[Message, ...] = ()
         match event:
+            case SessionForked():
+                self._inherit(placed(blobs.get(event.history or ""), ss))
             case ev.EnvelopeAccepted():
                 self._waiting[event.id] = Message(
                     ss=ss,
@@ -222,6 +227,15 @@ class History:
         self._turns = turns
         self._sizes = [sum(_size(m) for m in turn) for turn in turns]
 
+    def _inherit(self, given: Inherited) -> None:
+        self._summary = given.summary
+        self._turns = [list(turn) for turn in given.turns]
+        self._sizes = [sum(_size(m) for m in turn) for turn in self._turns]
+
+    def inheritance(self) -> Inherited:
+        """What a fork would begin with now."""
+        return Inherited(summary=self._summary, turns=tuple(tuple(turn) for turn in self._turns))
+
     def _taken(self, envelopes: Iterable[str]) -> tuple[Message, ...]:
         return tuple(m for m in (self._waiting.pop(e, None) for e in envelopes) if m is not None)
 
@@ -275,6 +289,8 @@ def _size(message: Message) -> int:
 
 def messages_of(event: Event, ss: int, blobs: Blobs) -> tuple[Message, ...]:
     """All messages that one stored event can stand for, to rebuild a prompt from its manifest."""
+    if isinstance(event, SessionForked):
+        return placed(blobs.get(event.history or ""), ss).messages()
     if isinstance(event, ev.ContextCompacted):
         if not event.upto_ss:
             return ()

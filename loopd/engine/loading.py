@@ -8,6 +8,7 @@ from loopd.engine.ports import Store
 from loopd.engine.session_loop import Office, SessionLoop
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
+from loopd_protocol.forensic_events import SessionForked
 
 LIFE = ("session.created", "session.ended", "session.resumed")
 """Kinds of events that say whether a session lives."""
@@ -70,6 +71,8 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     earlier = await office.store.events_at(sid, older) if older else []
     blobs: dict[str, bytes] = {}
     for stored in (*earlier, *tail):
+        if stored.reduced:
+            continue  # its content was deleted: there is nothing left to tell the model
         event = ev.decode(stored.body)
         for digest in blob_names(event):
             data = await office.store.blob(digest)
@@ -90,6 +93,8 @@ def blob_names(event: ev.Event) -> list[str]:
             names = [event.args_blob]
         case ev.ContextCompacted():
             names = [event.summary_blob]
+        case SessionForked():
+            names = [event.history]
         case _:
             names = []
     return [name for name in names if name is not None]

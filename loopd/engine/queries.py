@@ -14,6 +14,7 @@ from loopd.core.compaction import applied, plan_of, shortened
 from loopd.core.conversation import Message, TurnRequest
 from loopd.core.writes import StoredEvent
 from loopd.engine import reports
+from loopd.engine.absence import deletion_of, missing_turn, said
 from loopd.engine.frames import listed
 from loopd.engine.history import messages_of, step_messages
 from loopd.engine.loading import blob_names
@@ -32,6 +33,7 @@ from loopd.engine.views import (
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
+from loopd_protocol.forensic_events import SessionForked
 
 ANSWER_BYTES = 8 << 20
 """A page of history ends here, whatever its limit: an answer is built and sent in one piece."""
@@ -198,6 +200,8 @@ class Queries:
                 "not_found", f"turn {n} of {session.name!r}; it has turns 1 to {session.turns}", path="$.n"
             )
         stored = await self._store.turn_events(session.sid, n)
+        if not stored:
+            raise await missing_turn(self._store, session.name, n)
         view: Result = {"sid": session.sid, "n": n, "outcome": "running", "steps": [], "envelopes": []}
         for event in stored:
             body = msgspec.json.decode(event.body)
@@ -226,6 +230,11 @@ class Queries:
                     view.setdefault("findings", []).append({"seq": event.seq, **body})
                 case _:
                     pass
+        deletion = await deletion_of(self._store, stored)
+        if deletion is not None:
+            view["deleted"] = deletion
+            if command.prompt:
+                raise Refused("not_found", said(deletion, f"the content of turn {n}"), path="$.n")
         if command.prompt:
             view["prompt"] = await self._prompt(session.sid, n, command.step, stored, view.get("manifest"))
         return view
@@ -301,10 +310,13 @@ class Queries:
             raise Refused("not_found", f"a manifest that turn {manifest.n} builds on is not stored any more")
         numbers = sorted({row[0] for row in rows if row[0]})
         found: dict[tuple[int, str, str | None], Message] = {}
+        by_digest: dict[str, Message] = {}  # a fork's one event holds many messages
         for stored in await self._store.events_at(sid, numbers):
             event = ev.decode(stored.body)
             for message in messages_of(event, stored.ss, await self._blobs(event)):
                 found[message.ss, message.role, message.call_id] = message
+                if isinstance(event, SessionForked):
+                    by_digest[content_digest(message)] = message
         messages: list[Message] = []
         missing: list[int] = []
         for ss, role, source, ephemeral, digest, call_id in rows:
@@ -314,7 +326,7 @@ class Queries:
                 continue
             known = found.get((ss, role, call_id))
             if known is not None and content_digest(known) != digest:
-                known = _as_shown(known, digest, manifest.shortened)
+                known = by_digest.get(digest) or _as_shown(known, digest, manifest.shortened)
             if known is None:
                 missing.append(ss)
                 continue

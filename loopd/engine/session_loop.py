@@ -219,11 +219,12 @@ class SessionLoop:
         principal: str,
         idempotency: Idempotency | None,
         house: tuple[HouseRow, ...] = (),
+        blobs: Mapping[str, bytes] | None = None,
     ) -> Pending:
         """Write the creation of this session together with what follows from it at once."""
         advanced = msgspec.structs.replace(extra, events=(founding(event), *extra.events))
         return self._write(
-            None, advanced, now, principal, {}, idempotency, keeps_messages=False, house=house
+            None, advanced, now, principal, dict(blobs or {}), idempotency, keeps_messages=False, house=house
         )
 
     def _write(  # noqa: PLR0917
