@@ -138,7 +138,7 @@ def answer(decision: Decision, given: ApprovalGiven) -> None:
     allowed = given.answer == "allow"
     said = "" if allowed else _said("a person refused it", given.reason)
     decision.effects.append(Settle(id=given.id, allowed=allowed, said=said))
-    _release(decision, cause="answer", by=given.by)
+    _release(decision, by=given.by)
     if not allowed:
         _end_if_told(decision, f"{asked.tool} was denied by {given.by}.", by=given.by)
 
@@ -162,7 +162,7 @@ def expire(decision: Decision) -> None:
             Settle(id=asked.id, allowed=False, said=_said(f"nobody approved it within {waited_s} s", ""))
         )
     if late:
-        _release(decision, cause="deadline", by="daemon")
+        _release(decision, by="daemon")
         _end_if_told(decision, f"Nobody approved {late[0].tool} in time.", by="policy")
 
 
@@ -171,7 +171,7 @@ def drop(decision: Decision) -> None:
     for asked in decision.session.permits.pending:
         decision.emit(ApprovalExpired(id=asked.id, cause="turn_over"))
         decision.effects.append(Settle(id=asked.id, allowed=False, said="the turn is over"))
-    _release(decision, cause="answer", by="daemon")
+    _release(decision, by="daemon")
 
 
 def next_due(session: Session) -> int | None:
@@ -179,7 +179,7 @@ def next_due(session: Session) -> int | None:
     return min((each.until_ms for each in session.permits.pending), default=None)
 
 
-def _release(decision: Decision, *, cause: str, by: str) -> None:
+def _release(decision: Decision, *, by: str) -> None:
     """Open the gate again when no question is left that closed it."""
     hold = gate.hold_of(decision.session.gate, "AwaitingApproval")
     if (
@@ -187,7 +187,7 @@ def _release(decision: Decision, *, cause: str, by: str) -> None:
         and hold.request.startswith(f"apr_{decision.session.num}_")
         and not decision.session.permits.pending
     ):
-        decision.change_gate(gate.Open(("AwaitingApproval",)), cause=cause, by=by)
+        decision.change_gate(gate.Open(("AwaitingApproval",)), cause="answer", by=by)
 
 
 def _was_asked(session: Session, approval: str) -> bool:
