@@ -275,6 +275,53 @@ class Retention(Section, frozen=True, kw_only=True):
     ] = 3_600
 
 
+class Redaction(Section, frozen=True, kw_only=True):
+    """What an export with profile `secrets` replaces, beside the shapes of common credentials."""
+
+    patterns: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=500)], ...],
+        Meta(
+            max_length=50,
+            description="Regular expressions of this house's own secrets; of a group named `secret` only that part is replaced.",
+        ),
+    ] = ()
+
+
+class Anchors(Section, frozen=True, kw_only=True):
+    """Signed heads of the log: every 1,000 events, and once a minute while there are new ones."""
+
+    enabled: Annotated[
+        bool, Meta(description="Sign heads with `DATA/anchor.key`, which is made at the first start.")
+    ] = True
+    trusted_keys: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")], ...],
+        Meta(max_length=100, description="Public keys (hex) of other daemons whose archives are trusted."),
+    ] = ()
+
+
+class Otlp(Section, frozen=True, kw_only=True):
+    """Spans of sessions, turns, model calls and tools for a collector; needs `pip install loopd[otel]`."""
+
+    endpoint: Annotated[
+        Annotated[str, Meta(max_length=2_048, pattern=r"^https?://")] | None,
+        Meta(description="Where spans go, for example `http://127.0.0.1:4318/v1/traces`. Off until it is set."),
+    ] = None
+    headers_env: Annotated[
+        Annotated[str, Meta(max_length=128)] | None,
+        Meta(description="Name of an environment variable with headers, `name=value,name=value`: keys stay out of files."),
+    ] = None
+    content: Annotated[
+        bool,
+        Meta(description="Messages, arguments and results too, redacted by profile `secrets`; else metadata only."),
+    ] = False
+
+
+class Telemetry(Section, frozen=True, kw_only=True):
+    """What other systems are told."""
+
+    otlp: Otlp = Otlp()
+
+
 class Testing(Section, frozen=True, kw_only=True):
     """Faults on purpose, for tests of loopd itself. Everything here is refused unless `enabled`."""
 
@@ -307,6 +354,9 @@ class Config(Section, frozen=True, kw_only=True):
     http: Http = Http()
     store: Store = Store()
     drain: Drain = Drain()
+    redaction: Redaction = Redaction()
+    anchors: Anchors = Anchors()
+    telemetry: Telemetry = Telemetry()
     limits: Limits = Limits()
     sessions: Sessions = Sessions()
     costs: Costs = Costs()

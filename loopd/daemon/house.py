@@ -13,7 +13,6 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from loopd.config import Config
 from loopd.core.account import Price
 from loopd.core.prices import Prices
 from loopd.daemon import standing
+from loopd.daemon.forensics import Forensics
 from loopd.drivers import end_leftovers, make_driver
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
@@ -59,6 +59,7 @@ from loopd.store.ballast import MARGIN_BYTES, Ballast
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
 from loopd_protocol import events as ev
+from loopd_protocol.event import Event
 from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd")
@@ -67,6 +68,9 @@ DATABASE = "journal.sqlite"
 LAG_LIMIT_S = 1.0
 STALL_LIMIT_MS = 10_000
 REAP_S = 30.0
+STUCK_S = 5.0
+"""How long a drain waits for turns that were cancelled: twice, once for all together, once for the rest."""
+
 
 
 class Daemon:
@@ -165,12 +169,7 @@ class Daemon:
         sock = inherited_socket()
         # else not even this boot could be written down
         full = self.ballast.laid and self.ballast.free_bytes() < MARGIN_BYTES and self.ballast.drop()
-        async with await SqliteStore.open(
-            self.data / DATABASE,
-            boot=self.boot,
-            now_ms=self.clock.now_ms(),
-            max_bytes=config.store.max_bytes or None,
-        ) as store:
+        async with await self._opened() as store:
             failpoints.arm(config.testing.failpoints)
             if failpoints.armed:
                 failpoints.hit("boot.opened")
@@ -210,13 +209,16 @@ class Daemon:
             self.keyring = Keyring(self.clock)
             await self.keyring.load(store)
             rates = Rates(config.access.rate_per_s, config.access.burst)
+            queries = Queries(router, self.status, self._agents)
             dispatcher = Dispatcher(
                 router,
-                Queries(router, self.status, self._agents),
+                queries,
                 self.stop,
                 keyring=self.keyring,
                 rates=rates,
             )
+            forensics = Forensics(self.data, config, store, self.clock)
+            dispatcher.forensics = forensics.desk(router, queries)
             doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
@@ -226,24 +228,26 @@ class Daemon:
                     tasks.start_soon(self.lag.run)
                     if self.lineage is not None:
                         tasks.start_soon(_reap)
-                    await router.open(turns, frozen=store.frozen is not None)
-                    took_ms = self.clock.monotonic_ms() - self.started_ms
-                    with suppress(Refused):  # a full disk: what was found is found again by the next boot
-                        await router.say(
-                            router.boot.event(boot=store.boots, took_ms=took_ms), principal="daemon"
-                        )
+                    if store.readonly and store.refused is not None:
+                        await router.look(turns, store.refused)
+                    else:
+                        await router.open(turns, frozen=store.frozen is not None)
+                        took_ms = self.clock.monotonic_ms() - self.started_ms
+                        await self._say(router.boot.event(boot=store.boots, took_ms=took_ms))
                     if failpoints.armed:
                         failpoints.hit("boot.recovered")
-                    await file_missing(store)
+                    if not store.readonly:
+                        await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
-                    maintenance = Maintenance(router, self.ballast, lambda: store.refused)
-                    await maintenance.open(dropped=full)
-                    store.on_refused = maintenance.look
-                    tasks.start_soon(maintenance.run)
-                    tasks.start_soon(router.run)
                     dispatcher.upkeep = upkeep = Upkeep(router, store, _retention(config))
-                    tasks.start_soon(upkeep.run)
+                    if not store.readonly:
+                        maintenance = Maintenance(router, self.ballast, lambda: store.refused)
+                        await maintenance.open(dropped=full)
+                        store.on_refused = maintenance.look
+                        tasks.start_soon(maintenance.run)
+                        tasks.start_soon(upkeep.run)
+                    tasks.start_soon(router.run)
                     if sock is None:
                         clear_stale(self.socket)
                     self.server = server = UnixServer(
@@ -274,21 +278,56 @@ class Daemon:
                     await tasks.start(_within, doors, agents.serve)
                     if config.http.listen is not None:
                         await self._open_http(tasks, metrics)
-                    await router.say(self._started(router, store), principal="daemon")
+                    await self._say(self._started(router, store))
                     if failpoints.armed:
                         failpoints.hit("boot.ready")
+                    tasks.start_soon(forensics.keep_anchored, bus)
                     self._announce()
                     tasks.start_soon(systemd.feed_watchdog, self.healthy)
                     await self.stopping.wait()
                     await self._drain(router, turns)
-                await router.say(
-                    ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut), principal="daemon"
-                )
+                await self._say(ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut))
+                with suppress(Refused):
+                    await forensics.anchor_now()
+                await forensics.aclose()
                 await router.aclose()
                 for door in doors:
                     door.cancel()
                 tasks.cancel_scope.cancel()
         logger.info("stopped", extra={"reason": self.stop_reason})
+
+    async def _opened(self) -> SqliteStore:
+        """The journal; opened for reading alone when its end does not verify.
+
+        Raises:
+            Refused: it cannot even be read.
+        """
+        path = self.data / DATABASE
+        try:
+            return await SqliteStore.open(
+                path,
+                boot=self.boot,
+                now_ms=self.clock.now_ms(),
+                max_bytes=self.config.store.max_bytes or None,
+            )
+        except Refused as refusal:
+            if refusal.code != "corrupt":
+                raise
+            try:
+                store = await SqliteStore.open(path, boot=self.boot, readonly=True, unwritable=refusal)
+                await store.directory()
+            except Refused:
+                raise refusal from None
+            logger.error("the journal is damaged, reading only", extra={"found": refusal.message})
+            return store
+
+    async def _say(self, event: Event) -> None:
+        """Journal an event of the daemon, if anything can be journaled: a full or damaged disk stops nobody."""
+        assert self.router is not None
+        try:
+            await self.router.say(event, principal="daemon")
+        except Refused as refusal:
+            logger.warning("not journaled", extra={"kind": event.kind, "code": refusal.code})
 
     async def _open_http(self, tasks: anyio.abc.TaskGroup, metrics: Metrics) -> None:
         http = self.config.http
@@ -360,8 +399,22 @@ class Daemon:
                 waiting.start_soon(self._leave_early, waiting.cancel_scope)
                 await router.finished()
                 waiting.cancel_scope.cancel()
-        self._cut = await router.cut_all("drain", by="daemon")
+        self._cut = await router.cut_all("drain", by="daemon", within_s=STUCK_S)
+        assert self._lasting is not None
+        self._lasting.start_soon(self._leave_anyway)
         turns.cancel_scope.cancel()
+
+    async def _leave_anyway(self) -> None:
+        """Somebody's turn does not hear its cancellation: everything is written, so go without it."""
+        await anyio.sleep(STUCK_S)
+        assert self.router is not None
+        assert self.store is not None
+        stuck = [loop.session.sid for loop in self.router.running()]
+        logger.error("turns do not end, leaving without them", extra={"sids": stuck[:10], "count": len(stuck)})
+        await self._say(ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut))
+        await self.store.aclose()
+        sys.stdout.flush()
+        os._exit(0)  # the stuck task would hold an orderly return for ever
 
     async def _leave_early(self, scope: anyio.CancelScope) -> None:
         await self._hurry.wait()

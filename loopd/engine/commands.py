@@ -22,6 +22,7 @@ from loopd.engine import agent_desk
 from loopd.engine.access_desk import AccessDesk
 from loopd.engine.clearance import cleared
 from loopd.engine.denials import Denials
+from loopd.engine.forensic_desk import ForensicDesk
 from loopd.engine.keyed import Keyed
 from loopd.engine.keyring import Keyring
 from loopd.engine.policy_desk import PolicyDesk, session_budgets
@@ -52,6 +53,10 @@ Stop = Callable[[str, int | None], None]
 
 MAKE_ROOM = frozenset({"daemon.freeze", "daemon.unfreeze", "daemon.drain", "daemon.stop", "retention.run"})
 """What is carried out on a full disk as well: it makes room, or ends what takes room."""
+
+
+LEAVE = frozenset({"daemon.drain", "daemon.stop"})
+"""What is carried out even when nothing can be written."""
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -86,6 +91,7 @@ class Dispatcher:
         keyring: tokens of people and programs.
         reaches: which sessions exist for whom.
         upkeep: answers the commands about size and age of the journal; set by who runs it.
+        forensics: explains and hands on what happened; set by who runs it.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class Dispatcher:
         self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
         self._denials = Denials()
         self.upkeep: Upkeep | None = None
+        self.forensics: ForensicDesk | None = None
 
     async def dispatch(
         self,
@@ -172,6 +179,9 @@ class Dispatcher:
     async def _carry_out(
         self, command: cm.Command, caller: Caller, conditions: Conditions, keyed: Keyed | None
     ) -> Answer:
+        unwritable = self._router.unwritable
+        if unwritable is not None and command.type in cm.MUTATING and command.type not in LEAVE:
+            raise Refused(unwritable.code, unwritable.message)
         if self._router.maintenance and command.type in cm.MUTATING and command.type not in MAKE_ROOM:
             raise Refused("storage_full", "the disk is full; nothing was stored", retry_after_ms=2_000)
         match command:
@@ -192,8 +202,8 @@ class Dispatcher:
                 | DbSnapshot()
             ) if self.upkeep is not None:
                 return await self.upkeep.answer(command, caller, None if keyed is None else keyed.stored)
-        for desk in (self._access, self._policy):
-            told = await desk.carry_out(command, caller, keyed)
+        for desk in (self.forensics, self._access, self._policy):
+            told = None if desk is None else await desk.carry_out(command, caller, keyed)
             if told is not None:
                 return told
         if command.type not in cm.MUTATING:

@@ -79,11 +79,15 @@ async def origin_of(store: Past, parent: Session, n: int | None) -> Origin:
     if n > parent.turns:
         raise Refused("not_found", f"turn {n} of {parent.name!r}; it has {parent.turns}", path="$.n")
     if n == running:
-        raise Refused("conflict", f"turn {n} of {parent.name!r} still runs; only a turn that is over can be forked")
+        raise Refused(
+            "conflict", f"turn {n} of {parent.name!r} still runs; only a turn that is over can be forked"
+        )
     ss = await _end_of(store, parent, n)
     linked = await store.link(parent.sid, ss)
     if linked is None:
-        raise Refused("not_found", f"the end of turn {n} of {parent.name!r} is not stored any more", path="$.n")
+        raise Refused(
+            "not_found", f"the end of turn {n} of {parent.name!r} is not stored any more", path="$.n"
+        )
     seq, head_hash = linked
     state, _ = await store.state_at(parent.sid, seq=seq)
     history = History(context_bytes=int(state.driver.get("context_bytes") or CONTEXT_BYTES))
@@ -121,7 +125,9 @@ async def _end_of(store: Past, parent: Session, n: int) -> int:
         if stored.kind in {"turn.completed", "turn.interrupted"}
     ]
     if not ends:
-        raise Refused("not_found", f"the end of turn {n} of {parent.name!r} is not stored any more", path="$.n")
+        raise Refused(
+            "not_found", f"the end of turn {n} of {parent.name!r} is not stored any more", path="$.n"
+        )
     return ends[-1]
 
 
@@ -132,4 +138,3 @@ async def _blobs(store: Past, event: ev.Event) -> dict[str, bytes]:
         if data is not None:
             blobs[digest] = data
     return blobs
-

@@ -46,6 +46,7 @@ ERRORS: MappingProxyType[str, ErrorCode] = MappingProxyType(
         "conflict": _row(409, 4, "state", 1, "The state does not allow this command."),
         "precondition_failed": _row(412, 4, "state", 1, "An `if_…` condition does not hold."),
         "idempotency_conflict": _row(409, 4, "client", 0, "The key was used for another command."),
+        "imported": _row(409, 4, "state", 0, "The session belongs to another log and can only be read here."),
         "not_owner": _row(421, 6, "state", 1, "Another node owns the session."),
         "lease_lost": _row(503, 6, "state", 1, "The node lost its lease."),
         "overloaded": _row(503, 6, "server", 1, "A bounded queue is full; nothing was accepted."),

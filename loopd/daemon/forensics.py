@@ -1,0 +1,135 @@
+"""The forensic part of a daemon: its key, its anchors, its spool, what was imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+from loopd.bus import Bus
+from loopd.config import Config
+from loopd.core.redactor import Redactor
+from loopd.engine.copies import Spool
+from loopd.engine.forensic_desk import ForensicDesk
+from loopd.engine.forensic_ports import ForensicStore
+from loopd.engine.ports import Clock
+from loopd.engine.queries import Queries
+from loopd.engine.router import Router
+from loopd.store.anchors import EVERY_EVENTS, EVERY_S, Anchor, Signer, key_id, public_keys
+from loopd.store.export import Wanted
+from loopd.store.shelf import Shelf
+from loopd.store.sqlite import SqliteStore
+from loopd_protocol.errors import Refused
+
+logger = logging.getLogger("loopd.anchor")
+
+IMPORTS, SPOOL, REDACTION_KEY = "imports", "spool", "redaction.key"
+RETRY_S = 10.0
+
+
+class Emit(Protocol):
+    """Where anchors go beside the database."""
+
+    def __call__(self, anchor: Anchor, /) -> None:
+        """Tell outside."""
+
+
+class Forensics:
+    """Made once the journal is open.
+
+    Attributes:
+        shelf: imported sessions.
+        redactor: of this house: its key and its own patterns.
+    """
+
+    def __init__(self, data: Path, config: Config, store: SqliteStore, clock: Clock) -> None:
+        self._data = data
+        self._config = config
+        self._store = store
+        self._clock = clock
+        if config.anchors.enabled:
+            store.signer = Signer.of_folder(data)
+        trusted = {key_id(bytes.fromhex(key)): bytes.fromhex(key) for key in config.anchors.trusted_keys}
+        store.keys = {**trusted, **public_keys(data)}
+        self.shelf = Shelf(data / IMPORTS, store.keys)
+        self.shelf.load()
+        self._spool = Spool(data / SPOOL, clock)
+        self._spool.clear()
+        Redactor("secrets", patterns=config.redaction.patterns)  # a pattern that cannot be is told at the start
+
+    def redactor(self, profile: str) -> Redactor:
+        """A redactor with the key of this data folder."""
+        return Redactor(profile, key=redaction_key(self._data), patterns=self._config.redaction.patterns)
+
+    async def export(
+        self, sid: str | None, since: int | None, until: int | None, target: Path, redactor: Redactor
+    ) -> dict[str, Any]:
+        """Write an archive; returns its manifest."""
+        return await self._store.export(Wanted(sid=sid, since=since, until=until), target, redactor)
+
+    def desk(self, router: Router, queries: Queries) -> ForensicDesk:
+        """What carries out the commands; proves that the rooms fit the engine's ports."""
+        store: ForensicStore = self._store
+        return ForensicDesk(
+            router,
+            queries,
+            store,
+            archivist=self,
+            shelf=self.shelf,
+            spool=self._spool,
+            redactor=self.redactor,
+        )
+
+    async def keep_anchored(self, bus: Bus, emit: Callable[[Anchor], None] | None = None) -> None:
+        """Sign the head every thousand events, and once a minute while there are new ones; for ever."""
+        if self._store.signer is None:
+            return
+        last = await self._store.last_anchor()
+        while True:
+            await bus.wait(last)
+            with anyio.move_on_after(EVERY_S):
+                await bus.wait(last + EVERY_EVENTS - 1)
+            try:
+                last = max(last, await self.anchor_now(emit))
+            except Refused as refused:  # a full disk: the next try comes, and `verify` still has the others
+                logger.warning("anchor not stored", extra={"code": refused.code, "cause": refused.message})
+                await anyio.sleep(RETRY_S)
+
+    async def anchor_now(self, emit: Callable[[Anchor], None] | None = None) -> int:
+        """Sign the head as it is; returns its `seq`."""
+        anchor = await self._store.anchor(self._clock.now_ms())
+        if anchor is None:
+            return self._store.head
+        logger.info("anchor", extra={"anchor": msgspec.to_builtins(anchor)})
+        if emit is not None:
+            emit(anchor)
+        return anchor.seq
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        await self.shelf.aclose()
+
+
+def redaction_key(data: Path) -> bytes:
+    """The key of a data folder's placeholders; made when there is none.
+
+    Raises:
+        Refused: `storage_readonly` when it can neither be read nor written.
+    """
+    path = data / REDACTION_KEY
+    try:
+        if not path.exists():
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as out:
+                out.write(secrets.token_bytes(32))
+            os.replace(temporary, path)
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused("storage_readonly", f"the key of redaction, {str(path)!r}: {error}") from error
