@@ -19,6 +19,8 @@ from loopd_protocol import events as ev
 from loopd_protocol.sources import Trigger
 
 CRASH_BOOTS_KEPT = 10
+DEFIED = "defied"
+"""How a step finishes in which a hosted agent called tools although it was told not to."""
 JUDGED_OUTCOMES = frozenset({"completed", "empty", "idle", "stopped_by_rule", "step_limit"})
 """Outcomes of turns in which the model really answered; the others say nothing about it."""
 
@@ -61,6 +63,7 @@ def stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, 
         state,
         settings.rules,
         record,
+        defied=event.finish == DEFIED,
         **_manner(session, settings, turn.trigger, at_ms, event.skipped_rules),
     )
     progressed = found.progress is not None and found.progress.made
@@ -168,9 +171,7 @@ def interrupted(session: Session, event: ev.TurnInterrupted, at_ms: int) -> Sess
     if event.cause == "crash" and event.boot not in boots:
         boots = (*boots, event.boot)[-CRASH_BOOTS_KEPT:]
     session = spending.charge(session, event.charge, at_ms)
-    return replace(
-        session, **_next_settings(session), turn=None, last_turn_ms=at_ms, crash_boots=boots
-    )
+    return replace(session, **_next_settings(session), turn=None, last_turn_ms=at_ms, crash_boots=boots)
 
 
 def _next_settings(session: Session) -> dict[str, Any]:

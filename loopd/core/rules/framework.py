@@ -167,6 +167,7 @@ def observe_step(
     ladder: LadderSettings | None = None,
     attended: bool = False,
     skip: tuple[str, ...] = (),
+    defied: bool = False,
 ) -> Verdicts:
     """Feed one step.
 
@@ -177,6 +178,7 @@ def observe_step(
         ladder: decides what findings of two-level rules lead to; None: each is told as it is.
         attended: a person is there.
         skip: rules that do not see it, because they raised or took too long on it.
+        defied: it called tools although it was told not to; the loop that led there climbs.
     """
     judges = [(rule.id, rule.on_step) for rule in RULES if rule.on_step and rule.id not in skip]
     published = _observe(state, settings, record, judges)
@@ -193,6 +195,10 @@ def observe_step(
         return msgspec.structs.replace(published, state=after, progress=made)
     look = trail.look(remembered, record, results, made, attended=attended)
     seen = lanes.observe_step(lane, settings, look, skip)
+    insisted = rungs.defied(state.rungs, record.n) if defied and ladder is not None else None
+    if insisted is not None:
+        rest = tuple(each for each in seen.findings if each.loop_id != insisted.loop_id)
+        seen = msgspec.structs.replace(seen, findings=(insisted, *rest))
     changes |= {"cron": seen.lane, "cron_turn": record.turn} if in_cron else {"main": seen.lane}
     if made.made:
         changes["rungs"] = rungs.climb_down(state.rungs)

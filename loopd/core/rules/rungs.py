@@ -59,6 +59,7 @@ class Loop(msgspec.Struct, frozen=True, array_like=True):
         told: number of the step at which something was last said about it; 0 for never.
         score: what was counted then; `hard`: at the hard level.
         closings: how often it closed the gate; human input does not change that.
+        rule: the one that found it.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Loop(msgspec.Struct, frozen=True, array_like=True):
     score: int = 0
     hard: bool = False
     closings: int = 0
+    rule: str = ""
 
 
 class Rungs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -158,7 +160,7 @@ def _decided(
 ) -> tuple[Loop, Finding]:
     found = told(found)
     hard = found.level == "hard"
-    after = Loop(loop.id, loop.rung, max(n, 1), found.score, hard, loop.closings)
+    after = Loop(loop.id, loop.rung, max(n, 1), found.score, hard, loop.closings, found.rule)
     if found.shadow or found.verdict == "warn":
         return after, found
     if acted:
@@ -194,6 +196,29 @@ def _decided(
 
 def _at(loop: Loop, rung: int) -> Loop:
     return msgspec.structs.replace(loop, rung=rung)
+
+
+def defied(rungs: Rungs, n: int) -> Finding | None:
+    """What step `n` means when it called tools although it was told to do without: its loop goes on.
+
+    None when no loop was at that rung.
+    """
+    loop = next((each for each in reversed(rungs.loops) if each.rung == TEXT_ONLY and each.rule), None)
+    if loop is None:
+        return None
+    return Finding(
+        rule=loop.rule,
+        verdict="nudge",
+        level="soft",
+        score=loop.score + 1,
+        threshold=loop.score + 1,
+        unit="steps",
+        evidence=("a tool was called in a step that was to be words alone",),
+        loop_id=loop.id,
+        laddered=True,
+        onset=n,
+        note="You were asked for words alone, and called a tool.",
+    )
 
 
 def climb_down(rungs: Rungs) -> Rungs:

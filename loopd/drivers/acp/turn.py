@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from loopd.core.conversation import Directive, StepDone, TurnEnd
+from loopd.core.turn_fold import DEFIED
 from loopd.drivers.acp import faults, prompts
 from loopd.drivers.acp.agent import Agent
 from loopd.drivers.acp.calls import Call
@@ -322,7 +323,7 @@ class HostedTurn:
         for call in self._draft.calls.values():
             call.denied = WITHHELD
         await self._settle("cancelled")
-        await self._step(self._meter.settle())
+        await self._step(self._meter.settle(), finish=DEFIED)
         raise _Over(TurnEnd(outcome="stopped_by_rule"))
 
     async def _chant(self) -> None:
