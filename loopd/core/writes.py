@@ -76,7 +76,11 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed row of the journal. `body` is the JSON of the event, as hashed."""
+    """One committed row of the journal. `body` is the JSON of the event, as hashed.
+
+    Attributes:
+        reduced: retention deleted the content; `body` is what is left of it.
+    """
 
     seq: int
     sid: str | None
@@ -89,6 +93,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     cause: int | None = None
     blob: str | None = None
     principal: str = ""
+    reduced: bool = False
 
 
 Status = Literal["live", "done_success", "done_partial", "aborted_stuck", "aborted_constraint"]

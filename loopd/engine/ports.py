@@ -158,6 +158,9 @@ class Store(Protocol):
     async def find_session(self, ref: str) -> str | None:
         """`sid` of a session by its id or its unique name."""
 
+    async def deletions(self) -> list[tuple[int, int, Event]]:
+        """(seq, moment, event) of everything that retention has journaled, in order."""
+
     async def last_number(self) -> int:
         """The highest number that any session ever had, also one that was forgotten."""
 

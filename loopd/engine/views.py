@@ -221,4 +221,5 @@ def event_view(stored: StoredEvent) -> dict[str, Any]:
         "k": stored.kind,
         "turn": stored.turn,
         "b": msgspec.json.decode(stored.body) if stored.body else None,
+        **({"reduced": True} if stored.reduced else {}),
     }

@@ -47,6 +47,7 @@ class SessionInvariants:
         self._ended = False
         self._blind = False
         self._holds_known = True
+        self._adrift = False
 
     def unseen(self, kind: str, turn: int | None, boot: int) -> None:
         """The next event's content was deleted: what it may have said is not held against what follows."""
@@ -60,12 +61,24 @@ class SessionInvariants:
         elif kind in {"session.ended", "session.resumed"}:
             self._ended = kind == "session.ended"
 
+    def gap(self) -> None:
+        """The next events are gone altogether; of what follows only what it says itself is held against it."""
+        self._blind, self._running, self._ended = True, None, False
+        self._holds, self._holds_known = (), False
+        self._adrift = True
+
     def see(self, seq: int, ss: int, boot: int, event: ev.Event) -> None:
         """Take in the next event."""
 
         def wrong(check: str, what: str) -> None:
             self._report(check, what, sid=self._sid, seq=seq, ss=ss)
 
+        if self._adrift and isinstance(
+            event, ev.TurnStarted | ev.TurnStep | ev.TurnCompleted | ev.TurnInterrupted
+        ):
+            self._adrift = False
+            if not isinstance(event, ev.TurnStarted):
+                self._running, self._running_boot, self._turns = event.n, boot, event.n
         match event:
             case fx.SessionForked():
                 self._turns = event.turns

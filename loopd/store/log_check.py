@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loopd.store import chain
+from loopd.store.deletions import Deletions
 from loopd.store.request import Findings, Request
 from loopd.store.rows import Row, pages_of_log
 from loopd_protocol import events as ev
@@ -35,6 +36,7 @@ class LogCheck:
         self._previous = chain.log_genesis(request.log_id)
         self._expected = 1
         self._epoch = self._boot = 0
+        self._deletions = Deletions(connection, findings)
 
     def run(self) -> int:
         """Check all rows; returns how many there are."""
@@ -47,6 +49,7 @@ class LogCheck:
                 self._row(row)
             self._request.progress("events", count, total)
         self._accounts()
+        self._deletions.finish()
         return count
 
     def _row(self, row: Row) -> None:
@@ -54,6 +57,13 @@ class LogCheck:
         findings = self._findings
         findings.looked("I8")
         findings.looked("I7")
+        if self._deletions.within(row.seq):
+            return  # its month is being deleted; what is left of it goes in a moment
+        while row.seq != self._expected and (month := self._deletions.behind(self._expected)) is not None:
+            if month.prev_h != self._previous:
+                findings.add("chain", f"month {month.month} does not follow what is before it", seq=row.seq)
+            self._previous, self._expected = month.head_h, month.last_seq + 1
+        self._deletions.see(row)
         if row.seq != self._expected:
             findings.add("I8", f"seq jumps from {self._expected - 1} to {row.seq}", seq=self._expected)
         if chain.link(self._previous, row.digest()) != row.h:
@@ -99,6 +109,8 @@ class LogCheck:
         following = self._expected
         for n in sorted(self._boots, reverse=True):
             first = self._firsts.get(n, following)
+            if self._deletions.within(self._boots[n].head + 1):
+                first = self._boots[n].head + 1  # its first events went with their month
             if self._boots[n].head != first - 1:
                 what = f"boot {n} is listed to begin behind seq {self._boots[n].head}; its first is {first}"
                 self._findings.add("boot", what, table="boot", seq=first)

@@ -13,6 +13,7 @@ from loopd.store import chain
 from loopd.store.ledger import Ledger
 from loopd.store.rows import tail
 from loopd.store.schema import check_identity, migrate, migrations
+from loopd.store.segments import segments
 from loopd_protocol.errors import Refused
 
 OLDEST_SQLITE = (3, 38, 0)
@@ -185,11 +186,20 @@ def check_tail(connection: sqlite3.Connection, log_id: str) -> tuple[int, bytes,
         return 0, chain.log_genesis(log_id), 0
     first = rows[0]
     previous = chain.log_genesis(log_id) if first.seq == 1 else first.h
-    for expected, row in enumerate(rows, first.seq):
+    deleted = {s.first_seq: s for s in segments(connection) if s.deleted_ms is not None}
+    expected = first.seq
+    for row in rows:
         if row is first and first.seq != 1:
+            expected += 1
             continue  # there is nothing before it to check it against
+        while row.seq > expected and (month := deleted.get(expected)) is not None:
+            previous, expected = month.head_h, month.last_seq + 1
+        if row.seq < expected:
+            previous = row.h
+            continue  # its month was being deleted
         if row.seq != expected:
             raise Refused("corrupt", f"the log jumps to seq {row.seq}; expected {expected}")
+        expected += 1
         if chain.link(previous, row.digest()) != row.h:
             raise Refused("corrupt", f"the row with seq {row.seq} ({row.kind!r}) does not match its hash")
         previous = row.h

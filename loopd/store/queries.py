@@ -32,12 +32,12 @@ _decode_rows = msgspec.json.Decoder(list[PassiveRow]).decode
 _decode_job = msgspec.json.Decoder(CronJob).decode
 
 _EVENT = """SELECT j.seq, s.sid, j.ss, j.at_ms, j.kind, j.kv, coalesce(j.body, x''), j.turn, j.cause_seq,
-    j.blob, j.principal FROM journal AS j LEFT JOIN session AS s ON s.num = j.sid"""
+    j.blob, j.principal, j.body_sha IS NOT NULL FROM journal AS j LEFT JOIN session AS s ON s.num = j.sid"""
 
 
 def stored_event(row: tuple[Any, ...]) -> StoredEvent:
     """An event from a row of `_EVENT`. A body that retention deleted is empty."""
-    seq, sid, ss, at_ms, kind, kv, body, turn, cause, blob, principal = row
+    seq, sid, ss, at_ms, kind, kv, body, turn, cause, blob, principal, reduced = row
     return StoredEvent(
         seq=seq,
         sid=sid,
@@ -50,6 +50,7 @@ def stored_event(row: tuple[Any, ...]) -> StoredEvent:
         cause=cause,
         blob=blob.hex() if blob is not None else None,
         principal=principal,
+        reduced=bool(reduced),
     )
 
 

@@ -60,8 +60,7 @@ def next_segment(connection: sqlite3.Connection, log_id: str, now_ms: int) -> Se
     if begun is None:
         return None
     month, end_ms = month_of(begun[0])
-    newest = connection.execute("SELECT at_ms FROM journal ORDER BY seq DESC LIMIT 1").fetchone()[0]
-    if min(now_ms, newest) < end_ms:
+    if now_ms < end_ms:
         return None
     through = max(first, seq_before(connection, end_ms))
     before = connection.execute("SELECT h FROM journal WHERE seq = ?", (first - 1,)).fetchone()
@@ -88,13 +87,6 @@ def keepers(connection: sqlite3.Connection, segment: Segment, limit: int = 20) -
     for why, sql in (
         ("legal hold", "SELECT h.sid, 1, 9007199254740991 FROM legal_hold AS h"),
         ("a waiting message", "SELECT sid, ss, ss FROM inbox"),
-        (
-            "its present context",
-            (
-                "SELECT k.sid, k.first_ss, k.last_ss FROM content_kept AS k JOIN session AS s "
-                "ON s.num = k.sid WHERE s.status = 'live'"
-            ),
-        ),
         (
             "an effect of unknown outcome",
             (

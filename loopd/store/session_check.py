@@ -18,6 +18,7 @@ from loopd.store.projection import Placed, Plan, decode_state
 from loopd.store.refold import Scratch
 from loopd.store.request import Findings, Request
 from loopd.store.rows import PAGE_ROWS, Row, session_page
+from loopd.store.segments import links_of_session
 from loopd_protocol import events as ev
 
 
@@ -47,6 +48,7 @@ class SessionCheck:
         self._previous = chain.session_genesis(request.log_id, num)
         self._ss = 0
         self._boot = self._first_boot = 0
+        self._links = {link.first_ss: link for link in links_of_session(connection, num)}
 
     def run(self) -> int:
         """Check all rows; returns how many there are."""
@@ -61,6 +63,7 @@ class SessionCheck:
                     count += len(page)
                     self._take(page)
                     if len(page) < PAGE_ROWS:
+                        self._pass_over()
                         self._compare()
                         return count
                 finally:
@@ -74,6 +77,10 @@ class SessionCheck:
         for row in page:
             where = {"sid": self._sid, "seq": row.seq, "ss": row.ss}
             self._findings.looked("I8")
+            if row.ss <= self._ss or self._ss + 1 in self._links:
+                self._pass_over()
+                if row.ss <= self._ss:
+                    continue  # its month is being deleted; what is left of it goes in a moment
             for what in row.oddities():
                 self._findings.add("row", what, **where)
             if row.ss != self._ss + 1:
@@ -89,6 +96,8 @@ class SessionCheck:
                 self._invariants.unseen(row.kind, row.turn, row.boot)
                 self._foldable = False  # its content is gone or from the future: no refold beyond it
                 continue
+            if row.whole is None:
+                self._foldable = False  # what is left of it does not make the same state
             self._invariants.see(row.seq, row.ss, row.boot, event)
             placed.append(Placed(row.seq, row.ss, row.at_ms, event, row.body or b""))
             self._fold(event, row, where)
@@ -96,6 +105,16 @@ class SessionCheck:
             plan = Plan()
             plan.add(self._num, before, self._state, placed)
             self._scratch.apply(plan)
+
+    def _pass_over(self) -> None:
+        """Go on behind rows that went with their month, from the links that they left."""
+        while (link := self._links.get(self._ss + 1)) is not None:
+            if link.prev_sh != self._previous:
+                what = f"what was deleted of it (ss {link.first_ss} to {link.last_ss}) does not follow"
+                self._findings.add("session chain", what, sid=self._sid, ss=link.first_ss)
+            self._previous, self._ss = link.sh, link.last_ss
+            self._foldable = False
+            self._invariants.gap()
 
     def _event(self, row: Row, where: dict[str, Any]) -> ev.Event | None:
         kind = ev.EVENT_TYPES.get(row.kind)
@@ -108,6 +127,8 @@ class SessionCheck:
             return None
 
     def _blobs(self, row: Row, event: ev.Event | None, where: dict[str, Any]) -> None:
+        if row.whole is None:
+            return  # with its content, its blobs may have gone
         named = {row.blob} if row.blob is not None else set()
         if event is not None:
             named |= {bytes.fromhex(digest.removeprefix("sha256:")) for digest in references(event)}

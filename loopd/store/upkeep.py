@@ -96,7 +96,15 @@ def content_level(connection: sqlite3.Connection) -> int:
 def next_content(connection: sqlite3.Connection, cutoff_ms: int) -> tuple[int, int] | None:
     """The next range of events that are old enough."""
     found = due_through(connection, cutoff_ms)
-    return None if found is None else (found[0], min(found[1], found[0] + RANGE_EVENTS - 1))
+    if found is None:
+        return None
+    first, last = found
+    # Not across the end of a month, so that its digest can be checked for as long as the month is there.
+    month = connection.execute(
+        "SELECT last_seq FROM segment WHERE first_seq <= ? ORDER BY n DESC LIMIT 1", (first,)
+    ).fetchone()
+    end = month[0] if month is not None and month[0] >= first else last
+    return first, min(last, end, first + RANGE_EVENTS - 1)
 
 
 def due_through(connection: sqlite3.Connection, cutoff_ms: int) -> tuple[int, int] | None:
@@ -180,7 +188,7 @@ def _left(row: Row) -> Row | None:
     if row.body is None or row.body_sha is not None:
         return None
     body = after_retention(row.kind, row.body)
-    if body is row.body and row.blob is None:
+    if body == row.body and row.blob is None:
         return None
     return msgspec.structs.replace(row, body=body, body_sha=sha256(row.body).digest())
 
