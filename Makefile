@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-agents crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: help demo demo-real test test-long test-agents test-page crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ test-long: $(VENV)/.dev ## the heavy cases with their full counts
 
 # The agents and Node go into ~/.cache/loopd-agents (LOOPD_AGENTS_CACHE), the model into .cache/; about 1.2 GB, once.
 # What a registry does not have is skipped, and said to be. AGENTS="goose pi" installs only these.
+PAGE_CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/loopd-page
+test-page: $(VENV)/.dev ## the web page in a real browser (needs Debian's chromium; installs the rest)
+	@$(PIP) "playwright==1.65.2"
+	@test -e $(PAGE_CACHE)/node_modules/axe-core/axe.min.js || npm install --silent --no-save --prefix $(PAGE_CACHE) axe-core@4.14.1
+	@$(BIN)/pytest tests/browser -n 0 --timeout 180 $(PYTEST)
+
 test-agents: $(VENV)/.dev ## real coding agents and a real model, unattended (installs them the first time)
 	-@$(BIN)/python -m loopd.testing.realagents install $(AGENTS)
 	-@$(BIN)/python -m loopd.testing.realmodel prepare
