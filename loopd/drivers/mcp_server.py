@@ -82,6 +82,7 @@ class Server:
                 await self._live_once()
                 if self._closing:
                     break
+                self._settled = anyio.Event()
                 self._deaths.append(time.monotonic())
                 if len(self._deaths) > RESTARTS and self._deaths[-1] - self._deaths[0] < WINDOW_S:
                     self._down(f"{self.why}; it ended {len(self._deaths)} times in a row", state="given up")
@@ -94,7 +95,7 @@ class Server:
             self._closed.set()
 
     async def _live_once(self) -> None:
-        self.state, self._settled = "starting", anyio.Event()
+        self.state = "starting"
         self.starts += 1
         try:
             async with self._connected() as (session, process):

@@ -121,6 +121,7 @@ class McpTools:
 
     async def call(self, name: str, args: dict[str, Any]) -> ForeignResult:
         """Carry out a call; what goes wrong is in the result."""
+        assert self.has(name), f"{name!r} is not a tool of these servers"
         server, tool = self._names[name]
         try:
             result = await server.call(tool, args)

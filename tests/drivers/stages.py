@@ -66,7 +66,8 @@ class ScriptedStage:
 class ChatStage:
     sends, asks = True, True
 
-    def __init__(self, endpoint: Endpoint, workspace: Path) -> None:
+    def __init__(self, endpoint: Endpoint, workspace: Path, *, api: Any = "chat-completions") -> None:
+        self._api = api
         self._endpoint = endpoint
         self._workspace = workspace
 
@@ -74,7 +75,7 @@ class ChatStage:
         replies = list(script)
         start = len(self._endpoint.requests)
         self._endpoint.script = lambda r: replies[min(r.number - start, len(replies)) - 1]
-        spec = ChatSpec(base_url=self._endpoint.base_url, model="test")
+        spec = ChatSpec(base_url=self._endpoint.base_url, model="test", api=self._api)
         return ChatDriver("ses_suite", spec, str(self._workspace), retry=RetryPolicy(retries=0), **more)
 
     async def speaking(self, text: str) -> ChatDriver:
@@ -84,7 +85,7 @@ class ChatStage:
         return self._driver(ask(Call(name, args)), say("done"))
 
     async def hanging(self, text: str) -> ChatDriver:
-        return self._driver(say(text, hang_after=3))
+        return self._driver(say(text, hang_after=5))
 
     async def failing(self) -> list[ChatDriver]:
         base = self._endpoint.base_url
@@ -109,14 +110,14 @@ class ChatStage:
         drivers = [
             ChatDriver(
                 "ses_suite",
-                ChatSpec(base_url=base, model=name),
+                ChatSpec(base_url=base, model=name, api=self._api),
                 str(self._workspace),
                 retry=RetryPolicy(retries=0),
                 limits=quick,
             )
             for name in faults
         ]
-        nobody = [ChatSpec(base_url="http://127.0.0.1:9/v1", model="x")]
+        nobody = [ChatSpec(base_url="http://127.0.0.1:9/v1", model="x", api=self._api)]
         return drivers + [
             ChatDriver("ses_suite", spec, None, retry=RetryPolicy(retries=0), limits=quick) for spec in nobody
         ]
