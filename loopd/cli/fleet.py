@@ -159,10 +159,17 @@ def _stopping(run: Run, answer: dict[str, Any], words: str) -> None:
 def _answers(path: str) -> bool:
     import socket
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    where: str | tuple[str | None, int] = path
+    if "://" in path:
+        from urllib.parse import urlsplit
+
+        parts = urlsplit(path)
+        where = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    family = socket.AF_UNIX if where == path else socket.AF_INET6 if ":" in str(where[0]) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(5)
         try:
-            probe.connect(path)
+            probe.connect(where)
         except TimeoutError:
             raise Failure("timeout", f"{path} accepts no connection for 5 s; the daemon may hang") from None
         except OSError:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    import argparse
+
     from loopd.client import CallFailed, Client
+    from loopd.client_http import HttpClient
 
 SYSTEM_SOCKET = "/run/loopd/control.sock"
 
@@ -28,32 +31,69 @@ def socket_path(given: str | None) -> str:
     return SYSTEM_SOCKET
 
 
+def address(args: argparse.Namespace) -> tuple[str, str | None]:
+    """Where the daemon is, a socket's path or an URL, and the token to show there.
+
+    `--socket` and `--url` beat the environment, a token file beats a token in it.
+    """
+    if args.socket and args.url:
+        raise Failure("usage", "both --socket and --url; expected one of them")
+    url = args.url or (None if args.socket else os.environ.get("LOOPD_URL"))
+    file = args.token_file or os.environ.get("LOOPD_TOKEN_FILE")
+    token = os.environ.get("LOOPD_TOKEN") or None
+    if file:
+        try:
+            with open(file, encoding="utf-8") as stream:
+                token = stream.read(1_024).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure("invalid", f"token file {file}: {error}") from None
+    if url is None:
+        # The environment's token is for the URL of the environment; the kernel vouches for us at a socket.
+        return socket_path(args.socket), token if args.token_file else None
+    return url, token
+
+
 class Link:
     """A lazy client whose faults are `Failure`s.
 
     Attributes:
-        path: the control socket.
+        path: the control socket, or an URL.
+        token: shown there; None lets the kernel say who we are.
         timeout_s: how long each answer may take.
         key: idempotency key of the change, or None for a fresh one.
     """
 
-    def __init__(self, path: str, timeout_s: float, key: str | None = None) -> None:
+    def __init__(self, path: str, token: str | None, timeout_s: float, key: str | None = None) -> None:
         self.path = path
+        self.token = token
         self.timeout_s = timeout_s
         self.key = key
-        self._client: Client | None = None
+        self._client: Client | HttpClient | None = None
 
-    def client(self, *, deltas: bool = False) -> Client:
+    def client(self, *, deltas: bool = False) -> Client | HttpClient:
         """The client; it connects with its first frame."""
         if self._client is None:
-            from loopd.client import Client
+            if "://" in self.path:
+                from loopd.client import CallFailed
+                from loopd.client_http import HttpClient
 
-            self._client = Client(self.path, timeout_s=self.timeout_s, deltas=deltas)
+                try:
+                    self._client = HttpClient(
+                        self.path, self.token, timeout_s=self.timeout_s, deltas=deltas
+                    )
+                except CallFailed as error:
+                    raise self._failure(error) from None
+            else:
+                from loopd.client import Client
+
+                self._client = Client(
+                    self.path, timeout_s=self.timeout_s, deltas=deltas, token=self.token
+                )
         return self._client
 
     def twin(self) -> Link:
         """Another connection to the same daemon, for a second thread."""
-        return Link(self.path, self.timeout_s)
+        return Link(self.path, self.token, self.timeout_s)
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         """Carry out a reading command; the result."""

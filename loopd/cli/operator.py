@@ -9,7 +9,7 @@ import sys
 from loopd.cli.arguments import FORMATS, common
 from loopd.cli.console import Console, safe, terminal_width
 from loopd.cli.exits import USAGE, Failure
-from loopd.cli.link import Link, socket_path
+from loopd.cli.link import Link, address
 from loopd.cli.run import Run
 from loopd.cli.verbs import DEFAULT_MEMBERS, GROUPS, VERBS, Verb
 
@@ -31,7 +31,7 @@ exit codes:
   5 unauthorised   6 unavailable   7 uncertain
 """
 PATIENCE_S = 30.0
-_WITH_VALUE = {"-o", "--output", "--socket", "--timeout", "--key"}
+_WITH_VALUE = {"-o", "--output", "--socket", "--timeout", "--key", "--url", "--token-file"}
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = VERBS[name]
         args = leaf_parser(name, verb).parse_args(rest)
         patience_s = PATIENCE_S if args.timeout is None else max(args.timeout, 1) / 1_000
-        link = Link(socket_path(args.socket), patience_s, args.key)
+        link = Link(*address(args), patience_s, args.key)
         run = Run(name, args, Console(args.output), link)
         module, _, function = verb.runs.partition(":")
         code = int(getattr(_import(f"loopd.cli.{module}"), function)(run) or 0)
@@ -129,7 +129,7 @@ def _member(group: str, rest: list[str], start: int) -> tuple[str, list[str]]:
     if place is None and any(word in {"-h", "--help"} for word in rest):
         sys.stdout.write(overview(group))
         raise SystemExit(0)
-    if group in DEFAULT_MEMBERS and (place is not None or group in {"cron", "budget"}):
+    if group in DEFAULT_MEMBERS and (place is not None or group in {"cron", "budget", "token"}):
         return f"{group} {DEFAULT_MEMBERS[group]}", rest
     raise Failure(
         "usage",
@@ -192,6 +192,7 @@ def whole_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loopctl", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("-o", "--output", choices=FORMATS)
     parser.add_argument("--socket", metavar="PATH")
+    parser.add_argument("--url", metavar="URL")
     parser.add_argument("-V", "--version", action="store_true")
     top = parser.add_subparsers(metavar="COMMAND")
     groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}

@@ -4,7 +4,7 @@ Parsers, help, shell completion and the reference are made from these tables, on
 of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
 """
 
-from loopd.cli.verbs import agents, daemon, fleet, history, policy, schedule, sessions
+from loopd.cli.verbs import access, agents, daemon, fleet, history, policy, schedule, sessions
 from loopd.cli.verbs.verb import Verb
 
 __all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
@@ -16,6 +16,7 @@ VERBS: dict[str, Verb] = {
     **schedule.VERBS,
     **policy.VERBS,
     **agents.VERBS,
+    **access.VERBS,
     **daemon.VERBS,
 }
 
@@ -25,6 +26,7 @@ GROUPS = {
     "cron": "jobs that send messages on time",
     "inbox": "envelopes that wait",
     "budget": "what may be spent, and what is left",
+    "token": "access for colleagues and programs",
 }
-DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list", "budget": "get"}
+DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list", "budget": "get", "token": "list"}
 """`loopctl inbox SID` is `loopctl inbox list SID`."""
