@@ -58,7 +58,7 @@ def say(message: dict[str, Any]) -> None:
 def call(number: Any, name: str, args: dict[str, Any]) -> None:
     try:
         text, wrong = TOOLS[name][1](**args), False
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         text, wrong = str(error), True
     say({"id": number, "result": {"content": [{"type": "text", "text": text}], "isError": wrong}})
 

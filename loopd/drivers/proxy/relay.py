@@ -174,6 +174,7 @@ class Relay:
             await answer(arrival.send, 413, error_body(api, "request_too_large", message))
             return
         asked = _asked(body)
+        exchange: Exchange | None = None
         passage.begun()
         try:
             with anyio.CancelScope() as scope:
@@ -190,7 +191,10 @@ class Relay:
                     self._witness.over(passage.sid, scope.cancel)
                     with anyio.CancelScope(shield=True):
                         await self._record(passage, exchange)
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and exchange is not None and not exchange.status:
+                over = Refused("gate_closed", "The turn in which this was asked is over.")
+                await self._stop(passage, api, asked, over, arrival.send)
+            elif scope.cancelled_caught:
                 raise Gone
         finally:
             passage.scopes.discard(scope)
