@@ -105,10 +105,14 @@ def common(parser: argparse.ArgumentParser) -> None:
         "else /run/loopd/control.sock)",
     )
     group.add_argument(
-        "--url", metavar="URL", help="talk HTTP instead: http://HOST:PORT (default: $LOOPD_URL, unless --socket is given)"
+        "--url",
+        metavar="URL",
+        help="talk HTTP instead: http://HOST:PORT (default: $LOOPD_URL, unless --socket is given)",
     )
     token = group.add_argument(
-        "--token-file", metavar="FILE", help="file with a token (default: $LOOPD_TOKEN_FILE; or the token in $LOOPD_TOKEN)"
+        "--token-file",
+        metavar="FILE",
+        help="file with a token (default: $LOOPD_TOKEN_FILE; or the token in $LOOPD_TOKEN)",
     )
     complete(token, **FILE_COMPLETION)
     group.add_argument(

@@ -55,7 +55,9 @@ def status(run: Run) -> None:
 def _isolation(answer: dict[str, Any]) -> str:
     """What keeps agents in, in words; empty for a daemon that does not say."""
     if answer.get("isolation") == "user":
-        return f"user: agents and their tools run as {answer.get('agents_user')!r}; same machine, same network"
+        return (
+            f"user: agents and their tools run as {answer.get('agents_user')!r}; same machine, same network"
+        )
     if answer.get("isolation") != "none":
         return str(answer.get("isolation") or "")
     door = "refused at this socket" if answer.get("agents_refused") else "NOT told apart at this socket"

@@ -78,17 +78,13 @@ class Link:
                 from loopd.client_http import HttpClient
 
                 try:
-                    self._client = HttpClient(
-                        self.path, self.token, timeout_s=self.timeout_s, deltas=deltas
-                    )
+                    self._client = HttpClient(self.path, self.token, timeout_s=self.timeout_s, deltas=deltas)
                 except CallFailed as error:
                     raise self._failure(error) from None
             else:
                 from loopd.client import Client
 
-                self._client = Client(
-                    self.path, timeout_s=self.timeout_s, deltas=deltas, token=self.token
-                )
+                self._client = Client(self.path, timeout_s=self.timeout_s, deltas=deltas, token=self.token)
         return self._client
 
     def twin(self) -> Link:
