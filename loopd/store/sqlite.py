@@ -51,6 +51,7 @@ class SqliteStore(Forensics):
         self._studies = asyncio.Semaphore(STUDIES)
         self._copying = asyncio.Lock()
         self._closed = False
+        self._unwritable: Refused | None = None
         self._alone = writer is None and not _log_beside(path)
 
     @classmethod
@@ -63,6 +64,7 @@ class SqliteStore(Forensics):
         max_bytes: int | None = None,
         on_commit: Callable[[list[StoredEvent]], None] | None = None,
         readonly: bool = False,
+        unwritable: Refused | None = None,
     ) -> Self:
         """Open or create the database, migrate it, and begin a boot.
 
@@ -74,6 +76,7 @@ class SqliteStore(Forensics):
             on_commit: see `Writer.on_commit`; may also be set later.
             readonly: forensic reading; nothing is migrated or written, `submit` answers
                 `storage_readonly`.
+            unwritable: for `readonly`: what `submit` answers instead, and `refused` says.
 
         Raises:
             Refused: `corrupt` with what was found (not a database, another program's, hashes that
@@ -82,7 +85,7 @@ class SqliteStore(Forensics):
         """
         where = Path(path)
         if readonly:
-            return await cls._open_readonly(where)
+            return await cls._open_readonly(where, unwritable)
 
         def connector() -> sqlite3.Connection:
             where.touch(mode=0o600, exist_ok=True)
@@ -115,7 +118,7 @@ class SqliteStore(Forensics):
         return store
 
     @classmethod
-    async def _open_readonly(cls, where: Path) -> Self:
+    async def _open_readonly(cls, where: Path, unwritable: Refused | None) -> Self:
         def look() -> opening.Identity:
             connection = opening.connect_reader(where, alone=not _log_beside(where))
             try:
@@ -128,6 +131,7 @@ class SqliteStore(Forensics):
         except (sqlite3.Error, OSError) as error:
             raise _on_open(where, error) from error
         store = cls(where, identity=identity, writer=None)
+        store._unwritable = unwritable
         await store._open_readers()
         return store
 
@@ -205,7 +209,12 @@ class SqliteStore(Forensics):
     @property
     def refused(self) -> Refused | None:
         """Why nothing can be written any more, or None."""
-        return None if self._writer is None else self._writer.refused
+        return self._unwritable if self._writer is None else self._writer.refused
+
+    @property
+    def readonly(self) -> bool:
+        """Whether nothing will ever be written by this store."""
+        return self._writer is None
 
     @property
     def on_refused(self) -> Callable[[], None] | None:
@@ -242,7 +251,8 @@ class SqliteStore(Forensics):
         if self._writer is not None:
             return self._writer.submit(batch)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        future.set_exception(Refused("storage_readonly", f"{str(self.path)!r} was opened for reading"))
+        why = self._unwritable or Refused("storage_readonly", f"{str(self.path)!r} was opened for reading")
+        future.set_exception(Refused(why.code, why.message))
         return future
 
     # -- reading --------------------------------------------------------------------------------
@@ -271,6 +281,15 @@ class SqliteStore(Forensics):
         if self._writer is None:
             raise Refused("storage_readonly", f"{str(self.path)!r} was opened for reading")
         return await self._writer.tend(chore, size)
+
+    async def measures(self) -> dict[str, Any]:
+        """Sizes of the database and of its write-ahead log; see `db.status`."""
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        try:
+            size = wal.stat().st_size
+        except FileNotFoundError:
+            size = 0
+        return {**await super().measures(), "wal_bytes": size, "checkpoints": self.commits.checkpoints}
 
     async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
         """Copy one moment of the log to a new file, and check the copy; see `loopd.store.snapshot`."""

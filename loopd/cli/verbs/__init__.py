@@ -4,7 +4,7 @@ Parsers, help, shell completion and the reference are made from these tables, on
 of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
 """
 
-from loopd.cli.verbs import access, agents, daemon, fleet, history, policy, schedule, sessions
+from loopd.cli.verbs import access, agents, daemon, fleet, history, policy, recovery, retention, schedule, sessions
 from loopd.cli.verbs.verb import Verb
 
 __all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
@@ -16,11 +16,15 @@ VERBS: dict[str, Verb] = {
     **schedule.VERBS,
     **policy.VERBS,
     **agents.VERBS,
+    **recovery.VERBS,
+    **retention.VERBS,
     **access.VERBS,
     **daemon.VERBS,
 }
 
 GROUPS = {
+    **recovery.GROUPS,
+    **retention.GROUPS,
     "gate": "look at a gate, extend or remove holds",
     "goal": "set the goal and its status",
     "cron": "jobs that send messages on time",
@@ -28,5 +32,5 @@ GROUPS = {
     "budget": "what may be spent, and what is left",
     "token": "access for colleagues and programs",
 }
-DEFAULT_MEMBERS = {"gate": "get", "cron": "list", "inbox": "list", "budget": "get", "token": "list"}
+DEFAULT_MEMBERS = {**recovery.DEFAULT_MEMBERS, **retention.DEFAULT_MEMBERS, "gate": "get", "cron": "list", "inbox": "list", "budget": "get", "token": "list"}
 """`loopctl inbox SID` is `loopctl inbox list SID`."""
