@@ -21,6 +21,8 @@ from loopd.server.http import documents, websocket
 from loopd.server.http.access import COOKIE, bearer, caller_of, cookie_name, logged_in
 from loopd.server.http.desk import COOKIE_MS, Desk
 from loopd.server.http.guard import HostGuard, deny
+from loopd.server.http.page import page_routes
+from loopd.server.http.page import page_routes
 from loopd.server.http.problems import problem, refusal
 from loopd.server.http.protocol import PEER
 from loopd.server.http.routes import ResourceRoute, from_body, from_query, object_of, resource_routes
@@ -84,7 +86,7 @@ def make_app(
         Route("/readyz", readyz, methods=_METHODS),
     ]
     if desk is not None:
-        routes += Api(desk, secure=secure).routes()
+        routes += [*page_routes(), *Api(desk, secure=secure).routes()]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(HostGuard, hosts=LOOPBACK_NAMES | frozenset(hosts))],
