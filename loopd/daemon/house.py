@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ from loopd.store.ballast import MARGIN_BYTES, Ballast
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
 from loopd_protocol import events as ev
-from loopd_protocol.event import Event
 from loopd_protocol.errors import Refused
+from loopd_protocol.event import Event
 
 logger = logging.getLogger("loopd")
 

@@ -42,7 +42,7 @@ from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
-from loopd.engine.session_loop import Pending, SessionLoop
+from loopd.engine.session_loop import STOP_WITHIN_S, Pending, SessionLoop
 from loopd.engine.timers import Timers
 from loopd.engine.treasury import Treasury, child_row, parent_of
 from loopd_protocol import events as ev
@@ -101,6 +101,7 @@ class Router:
         self.frozen = False
         self.draining = False
         self.maintenance = False
+        self.unwritable: Refused | None = None
         self.crash_loop_boots = crash_loop_boots
         self.boot = boot or Boot()
         self.unwell: dict[str, str] = {}
@@ -125,6 +126,8 @@ class Router:
     @property
     def closed_by(self) -> str | None:
         """Why no session admits work, or None."""
+        if self.unwritable is not None:
+            return self.unwritable.code
         if self.draining:
             return "drain"
         if self.maintenance:
@@ -155,6 +158,13 @@ class Router:
             self.boot.leftovers = ended
         cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
         await self.feed([*running, *cut], Ticked())  # loading them is recovering them
+
+    async def look(self, tasks: anyio.abc.TaskGroup, why: Refused) -> None:
+        """Read all sessions, to be looked at and nothing else: the journal is damaged."""
+        self._tasks = tasks
+        self.unwritable = why
+        for row in await self.store.directory():
+            self.directory.follow(row)
 
     async def run(self) -> None:
         """Carry out deadlines, for ever."""
@@ -482,7 +492,7 @@ class Router:
             if loop.turn is not None:
                 await loop.turn.finished.wait()
 
-    async def cut_all(self, cause: str, *, by: str) -> int:
+    async def cut_all(self, cause: str, *, by: str, within_s: float = STOP_WITHIN_S) -> int:
         """Interrupt every running turn and wait until its driver has stopped; returns how many."""
         loops = [loop for loop in self.running() if loop.session.turn is not None]
         for loop in loops:
@@ -491,7 +501,7 @@ class Router:
                 await loop.apply(given, principal=by).committed()
         async with anyio.create_task_group() as waiting:  # together: one that is stuck holds nobody else up
             for loop in loops:
-                waiting.start_soon(loop.stopped)
+                waiting.start_soon(loop.stopped, within_s)
         return len(loops)
 
     async def reconsider_some(self, sids: Iterable[str], given: Reconsidered) -> None:

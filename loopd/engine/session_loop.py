@@ -67,7 +67,7 @@ class Office(Protocol):
 
     @property
     def closed_by(self) -> str | None:
-        """`freeze` or `drain` while no session admits work."""
+        """`freeze`, `drain` or `maintenance` while no session admits work."""
 
     @property
     def scheduled_from_ms(self) -> int:
@@ -429,12 +429,12 @@ class SessionLoop:
         """Pass live text on."""
         self._office.told(self.session.sid, n, text)
 
-    async def stopped(self) -> bool:
-        """Wait until a cancelled turn is really gone; false if it is not within `STOP_WITHIN_S`."""
+    async def stopped(self, within_s: float = STOP_WITHIN_S) -> bool:
+        """Wait until a cancelled turn is really gone; false if it is not in time."""
         turn = self.turn
         if turn is None or not turn.cut:
             return True
-        with anyio.move_on_after(STOP_WITHIN_S):
+        with anyio.move_on_after(within_s):
             await turn.finished.wait()
         return turn.finished.is_set()
 

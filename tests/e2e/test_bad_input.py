@@ -421,7 +421,20 @@ def test_a_corrupt_database_is_refused_as_corrupt_and_left_untouched(house: Hous
             "WHERE kind = 'envelope.accepted'"
         )
         copy.commit()
-    refuses(edited.read_bytes())
+    damaged = edited.read_bytes()
+    file.write_bytes(damaged)
+    daemon.start()  # it can be read: to be looked at, and nothing else
+    assert daemon.call("daemon.status")["reasons"] == ["corrupt"]
+    assert daemon.call("session.get", sid)["turns"] == 1
+    assert daemon.call("why", sid)["house"] == "corrupt"
+    refused = daemon.refusal("send", sid, text="more")
+    assert refused.code == "corrupt"
+    assert "does not match its hash" in refused.message
+    assert daemon.refusal("session.create", driver={"kind": "scripted", "script": "x"}).code == "corrupt"
+    proof = daemon.ctl("verify", code=1)
+    assert proof["ok"] is False
+    assert daemon.terminate() == 0
+    assert file.read_bytes() == damaged, "never repaired"
     file.write_bytes(whole)
     daemon.start()
     assert daemon.call("session.get", sid)["turns"] == 1

@@ -15,7 +15,7 @@ from loopd.core.passive import passive_row
 from loopd.core.state import Session
 from loopd.core.writes import Append
 from loopd.store import MemoryStore
-from loopd.store.projection import FOLDED
+from loopd.store.projection import FOLDED, Placed, _used
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
 from loopd_protocol.holds import (
@@ -211,3 +211,18 @@ async def test_a_turn_over_many_groups_has_its_steps_and_tokens() -> None:
         assert row == (3, 24, "completed", 2, 6)
         proof: dict[str, Any] = await store.verify()
         assert proof["ok"], proof["findings"]
+
+
+def test_tokens_of_a_turn_count_its_compactions_however_the_journal_is_paged() -> None:
+    """Found by the crash matrix: what a page of the refold held was counted without them."""
+    usage = ev.Usage(input_tokens=100, output_tokens=20)
+    events = [
+        ev.TurnStarted(n=1, trigger=Trigger.HUMAN),
+        ev.ContextCompacted(
+            n=1, reason="window", before_sha256="0" * 64, after_sha256="1" * 64, summary="short", usage=usage
+        ),
+        ev.TurnStep(n=1, step=1, total=1, text="x", usage=usage),
+        ev.TurnCompleted(n=1, outcome="completed", steps=1),
+    ]
+    placed = [Placed(i, i, 1, event, b"{}") for i, event in enumerate(events, 1)]
+    assert _used(1, None, placed, placed[-1]) == (1, 240)
