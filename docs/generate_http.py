@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -84,10 +85,6 @@ A request with a foreign `Origin` or `Host` is refused before anything else; the
 """
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _row(route: ResourceRoute) -> str:
     others = [name for name in query_fields(route.cls) if name not in route.in_path]
     if not route.by_query:
@@ -98,9 +95,7 @@ def _row(route: ResourceRoute) -> str:
         else ""
     )
     anchor = route.command.replace(".", "")
-    return _cell(
-        f"| `{route.method} {route.path}` | [`{route.command}`](commands.md#{anchor}) | `{route.scope}` | {where} |"
-    )
+    return f"| `{route.method} {route.path}` | [`{route.command}`](commands.md#{anchor}) | `{route.scope}` | {where} |"
 
 
 def page() -> str:
@@ -128,13 +123,26 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _readable(document: dict[str, Any]) -> str:
+    """One line for each path, message and schema: short enough to read in a diff, small enough to keep."""
+
+    def lines(node: object, depth: int, indent: str = "") -> str:
+        if depth == 0 or not isinstance(node, dict) or not node:
+            return json.dumps(node, ensure_ascii=False, separators=(", ", ": "))
+        inner = indent + " "
+        rows = [f"{inner}{json.dumps(key)}: {lines(value, depth - 1, inner)}" for key, value in node.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+
+    return lines(document, 3) + "\n"
+
+
 def files() -> dict[str, str]:
     """File name → content."""
     made = {"http.md": page()}
     for name in ("openapi", "asyncapi"):
         document = json.loads(documents.document(name))
         document["info"]["version"] = "0.1"
-        made[f"{name}.json"] = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        made[f"{name}.json"] = _readable(document)
     return made
 
 

@@ -103,6 +103,7 @@ def openapi() -> Document:
         "components": {
             "schemas": _schemas([*COMMAND_TYPES.values(), SERVER_FRAMES["welcome"], Problem], _REF)
             | {"Answer": _ANSWER},
+            "responses": _problem_responses(),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "`lpd_<kid>_<43 characters>`"},
                 "cookie": {"type": "apiKey", "in": "cookie", "name": "loopd"},
@@ -303,8 +304,12 @@ def _responses(answer: Document) -> Document:
 
 
 def _problems(statuses: list[int]) -> Document:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(set(statuses))}
+
+
+def _problem_responses() -> Document:
     found: Document = {}
-    for status in sorted(set(statuses)):
+    for status in sorted({*STATUSES, 405}):
         codes = STATUSES.get(status, ["invalid"])
         found[str(status)] = {
             "description": "; ".join(f"`{code}`: {ERRORS[code].meaning}" for code in codes),
