@@ -67,6 +67,12 @@ class ForensicDesk:
         match command:
             case cm.SessionGet() if command.at is not None or command.at_ms is not None:
                 return self._told(await self._at(self._store, self._router.resolve(command.sid), command))
+            case cm.Verify():
+                whose = None if command.sid is None else self._router.resolve(command.sid)
+                proof = await self._store.verify(
+                    sid=whose, suspended_since=command.suspended_since, given=command.anchors or None
+                )
+                return self._told(proof)
             case cm.SessionList():
                 answer = await self._queries.answer(command)
                 return msgspec.structs.replace(answer, result=self._with_imported(command, answer.result))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from loopd.core.redactor import Redactor
 from loopd.core.state import Session
 from loopd.engine.ports import Store
+from loopd_protocol.forensic_commands import AnchorRecord
 
 
 class ForensicStore(Store, Protocol):
@@ -21,6 +22,11 @@ class ForensicStore(Store, Protocol):
     @property
     def keys(self) -> Mapping[str, bytes]:
         """Public keys of anchors, by name."""
+
+    async def verify(
+        self, *, sid: str | None, suspended_since: int | None, given: Sequence[AnchorRecord] | None = None
+    ) -> dict[str, Any]:
+        """A proof object; `given` are anchors that somebody kept elsewhere."""
 
     async def replay(self, sid: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Decide everything of a session once more."""

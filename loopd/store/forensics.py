@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from loopd.core.redactor import Redactor
 from loopd.core.state import Session
 from loopd.store import anchors, past
@@ -17,6 +19,7 @@ from loopd.store.keeping import Keeping
 from loopd.store.ledger import Ledger
 from loopd.store.request import Request
 from loopd.store.verify import run as run_verification
+from loopd_protocol.forensic_commands import AnchorRecord
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ class Forensics(Keeping):
         sid: str | None = None,
         suspended_since: int | None = None,
         evolve: Callable[..., Session] | None = None,
-        given: Sequence[Anchor] | None = None,
+        given: Sequence[AnchorRecord] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> dict[str, Any]:
         """A proof object for the whole log or one session; see `loopd.store.verify`."""
@@ -68,7 +71,7 @@ class Forensics(Keeping):
             suspended_since=suspended_since,
             evolve=evolve,
             keys=self.keys,
-            anchors=None if given is None else tuple(given),
+            anchors=None if given is None else tuple(msgspec.convert(msgspec.to_builtins(a), Anchor) for a in given),
             progress=told,
         )
         try:
@@ -155,6 +158,4 @@ class Forensics(Keeping):
 
 
 def _until(request: Request, stopped: Stopped) -> Request:
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    return replace(request, stopped=stopped)
+    return msgspec.structs.replace(request, stopped=stopped)

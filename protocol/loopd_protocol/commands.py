@@ -23,7 +23,12 @@ from loopd_protocol.command import Command as Command
 from loopd_protocol.command import Labels as Labels
 from loopd_protocol.command import Page
 from loopd_protocol.command import Selector as Selector
-from loopd_protocol.forensic_commands import FORENSIC_SCOPES, READ_BY_EXPORTERS, AnyForensicCommand
+from loopd_protocol.forensic_commands import (
+    FORENSIC_SCOPES,
+    READ_BY_EXPORTERS,
+    AnchorRecord,
+    AnyForensicCommand,
+)
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
 from loopd_protocol.policy import BudgetLimits, PolicyRules
 from loopd_protocol.policy_commands import POLICY_SCOPES, AnyPolicyCommand
@@ -531,11 +536,15 @@ class RecoveryGet(Command, frozen=True, kw_only=True, tag="recovery.get"):
 
 
 class Verify(Command, frozen=True, kw_only=True, tag="verify"):
-    """→ a proof object: chains, contiguity, projections; with `suspended_since` contract 3."""
+    """→ a proof object: chains, contiguity, projections, anchors; with `suspended_since` contract 3.
+
+    Attributes:
+        anchors: signed heads that were kept elsewhere; the log must still contain them.
+    """
 
     sid: SessionRef | None = None
     suspended_since: Seq | None = None
-    invariants: bool = False
+    anchors: Annotated[tuple[AnchorRecord, ...], Meta(max_length=3_000)] = ()
 
 
 # -- daemon -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from loopd_protocol.bounds import AtMs, Count, Digest, Key, Label, Name, Seq, SessionRef
@@ -15,6 +16,17 @@ CHUNK_BYTES = 512 << 10
 Redaction = Literal["none", "secrets", "content"]
 Chunk = Annotated[str, Meta(max_length=(CHUNK_BYTES + 2) // 3 * 4)]
 """At most `CHUNK_BYTES`, base64."""
+
+
+class AnchorRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A signed head of a log: its event `seq` had the hash `h` (hex); `sig` is base64."""
+
+    log: Label
+    seq: Seq
+    h: Digest
+    at_ms: AtMs
+    key: Label
+    sig: Label
 
 
 class SessionReplay(Command, frozen=True, kw_only=True, tag="replay"):
