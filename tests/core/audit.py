@@ -58,7 +58,7 @@ class Auditor:
     def see(self, ss: int, at_ms: int, event: ev.Event) -> None:
         """Take in the next event."""
         assert ss == self.ss + 1, f"a gap: {event.kind} has ss {ss} after {self.ss}"
-        late = {"session.resumed", "effect.outcome"}
+        late = {"session.resumed", "effect.outcome", "budget.set"}
         assert not self.ended or event.kind in late, f"{event.kind} after the end"
         self.ss, self.at_ms = ss, at_ms
         handler = getattr(self, "_" + event.kind.replace(".", "_"), None)
@@ -179,6 +179,8 @@ class Auditor:
                 assert kind == "Maintenance"
             case "answer":
                 assert kind == "AwaitingApproval"
+            case "budget":
+                assert kind == "Budget"
             case "ended":
                 pass
             case other:
