@@ -1,0 +1,143 @@
+"""A real daemon between sessions and a model endpoint: exact bytes in the journal, budgets before calls, clean stops."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopd.testing.endpoint import Call, Recorded, Reply, ask, fail, say
+from tests.e2e.audit import Journal
+from tests.e2e.harness import NO_RULES, Daemon, House, endpoint
+
+pytestmark = pytest.mark.process
+APIS = ("chat-completions", "messages", "responses")
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Daemon:
+    """One daemon for all: each test makes sessions of its own."""
+    return shared
+
+
+def chat(daemon: Daemon, base_url: str, **spec: object) -> str:
+    """A chat session whose calls go through the proxy."""
+    driver = {"kind": "chat", "base_url": base_url, "model": "m-1", "proxy": True, **spec}
+    return str(daemon.call("session.create", driver=driver, preset="published", set=dict(NO_RULES))["sid"])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_every_call_is_in_the_journal_with_its_exact_bytes(daemon: Daemon, api: str) -> None:
+    with endpoint([ask(Call("report_phase", {"name": "a"})), say("fine", output_tokens=5)]) as (model, _):
+        sid = chat(daemon, model.base_url, api=api)
+        daemon.call("send", sid, text="hello")
+        daemon.until(sid, "turn.completed")
+        sent = [(r.sha256, r.body) for r in model.requests]
+    calls = [event["b"] for event in daemon.events(sid, "model.called")]
+    assert [(c["request_sha256"], c.get("outcome", "ok"), c["status"], c["api"]) for c in calls] == [
+        (sha, "ok", 200, api) for sha, _ in sent
+    ]
+    for call, (sha, body) in zip(calls, sent, strict=True):
+        kept = daemon.sql("SELECT len FROM blob WHERE sha = ?", bytes.fromhex(sha))
+        assert kept == [(len(body),)]
+        assert daemon.sql("SELECT 1 FROM blob WHERE sha = ?", bytes.fromhex(call["response_sha256"])) == [
+            (1,)
+        ]
+    steps = [event["b"] for event in daemon.events(sid, "turn.step")]
+    assert [s["request_sha256"] for s in steps] == [sha for sha, _ in sent]
+    assert [s["usage"] for s in steps] == [c["usage"] for c in calls], (
+        "what it cost is what the endpoint said"
+    )
+    for step in (1, 2):
+        shown = daemon.ctl("show", f"{sid}@1", "--prompt", "--step", str(step))["prompt"]
+        assert shown["request_sha256"] == shown["recorded_sha256"] == sent[step - 1][0]
+    daemon.verified(sid)
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause", "backoff_s"),
+    [
+        (fail(500), "server_error", 1),
+        (fail(429, retry_after="900"), "rate_limited", 900),
+        (fail(401), "auth", 1),
+        (Reply(output_tokens=0), "bad_response", 1),
+        (say("API Error: overloaded"), "error_prose", 1),
+    ],
+    ids=["500", "429", "401", "empty", "prose"],
+)
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("proxy", [False, True], ids=["direct", "proxied"])
+def test_a_failure_is_named_in_the_turn_and_backs_off(
+    daemon: Daemon, reply: Reply, cause: str, backoff_s: int, api: str, proxy: bool
+) -> None:
+    with endpoint([reply]) as (model, _):
+        sid = chat(daemon, model.base_url, api=api, proxy=proxy, limits={"retries": 1, "base_ms": 5})
+        daemon.call("send", sid, text="hello")
+        ended = daemon.until(sid, "turn.completed")["b"]
+        closed = daemon.until(sid, "gate.changed")["b"]
+    assert (ended["outcome"], ended["cause"]) == ("model_error", cause)
+    assert ended.get("steps", 0) == 0
+    hold = closed["added"]
+    assert (hold["kind"], hold["cause"]) == ("ProviderBackoff", cause)
+    assert hold["until_ms"] - hold["since_ms"] >= backoff_s * 1_000
+    assert daemon.events(sid, "degeneration.detected") == []
+    assert daemon.events(sid, "turn.step") == [], "no rule has seen it, as progress or as stagnation"
+    if proxy:
+        assert {e["b"].get("outcome", "ok") for e in daemon.events(sid, "model.called")} <= {"ok", "error"}
+
+
+def test_a_budget_stops_the_next_call_before_it_leaves(daemon: Daemon) -> None:
+    with endpoint([ask(Call("report_phase", {"name": "{n}"}), output_tokens=400)]) as (model, _):
+        sid = chat(daemon, model.base_url)
+        daemon.call("budget.set", sid, kind="output_tokens", limit=1_000)
+        daemon.call("send", sid, text="work")
+        daemon.until(sid, "session.ended")
+        count = len(model.requests)
+    assert count == 3, "400, 800, 1200: the fourth call may not leave"
+    assert len(daemon.events(sid, "model.called")) == 3
+
+
+def test_context_is_compacted_recorded_and_rebuilt_also_after_a_crash(house: House) -> None:
+    def script(asked: Recorded) -> Reply:
+        if b"Sum up the conversation" in asked.body:
+            return say(f"SUMMARY {asked.number}: all files were looked at.")
+        if asked.number % 3:
+            return ask(Call("shell", {"command": f"seq {asked.number} {asked.number + 700}"}), text="looking")
+        return say(f"turn done at {asked.number}")
+
+    daemon = house.daemon().start()
+    workspace = house.folder / "w"
+    workspace.mkdir()
+    with endpoint(script) as (model, _):
+        driver = {"kind": "chat", "base_url": model.base_url, "model": "m", "context_bytes": 24_000}
+        sid = daemon.call(
+            "session.create",
+            driver=driver,
+            workspace=str(workspace),
+            preset="published",
+            set={**NO_RULES, "stop.enabled": False},
+        )["sid"]
+        for n in range(1, 13):
+            if n == 8:
+                daemon.kill()
+                daemon.start()
+            daemon.call("send", sid, text=f"look at part {n}")
+            daemon.until(sid, "turn.completed", count=n)
+        received = {request.sha256: request.body for request in model.requests}
+    compactions = daemon.events(sid, "context.compacted")
+    assert len(compactions) >= 2
+    assert any(
+        event["b"].get("upto_ss") and event["b"]["summary"].startswith("SUMMARY") for event in compactions
+    )
+    assert all(e["b"]["after_bytes"] < e["b"]["before_bytes"] for e in compactions)
+    assert all(e["b"]["before_sha256"] != e["b"]["after_sha256"] for e in compactions)
+    marked = [e["b"]["n"] for e in daemon.events(sid, "turn.step") if e["b"].get("compacted")]
+    assert marked == [e["b"]["n"] for e in compactions], "the step behind a compaction says so"
+    for event in daemon.events(sid, "turn.step"):
+        step = event["b"]
+        shown = daemon.ctl("show", f"{sid}@{step['n']}", "--prompt", "--step", str(step["step"]))["prompt"]
+        assert shown["missing"] == []
+        assert shown["request_sha256"] == step["request_sha256"], (step["n"], step["step"])
+        assert shown["request"].encode() == received[step["request_sha256"]]
+        assert len(received[step["request_sha256"]]) < 24_000 * 1.2
+    daemon.verified(sid)
+    daemon.terminate()
+    Journal(daemon.data / "journal.sqlite").check()
