@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopd.cli.console import safe
-from loopd.cli.exits import FAILED, OK, Failure
+from loopd.cli.exits import Failure
 from loopd.cli.instants import span
 from loopd.cli.lines import flat
 from loopd.cli.standing import names_of
@@ -59,6 +59,9 @@ def tail(run: Run) -> None:
 def show(run: Run) -> None:
     """One turn: what began it, its steps, how it ended; with `--prompt` what the model saw."""
     args, console = run.args, run.console
+    if args.at is not None:
+        _show_at(run)
+        return
     sid, _, number = args.turn.partition("@")
     command: dict[str, Any] = {"t": "turn.get", "sid": sid}
     if number:
@@ -94,6 +97,50 @@ def show(run: Run) -> None:
         console.line(f"error: {safe(str(answer['error']))}")
     if answer.get("manifest"):
         console.line("what the model saw: add --prompt")
+
+
+def _show_at(run: Run) -> None:
+    """The session as it was at a sequence number or a moment."""
+    args, console = run.args, run.console
+    if "@" in args.turn or args.prompt:
+        raise Failure("usage", "--at shows a session, not a turn; expected SID without @N and no --prompt")
+    command: dict[str, Any] = {"t": "session.get", "sid": args.turn}
+    if args.at.isascii() and args.at.isdigit():
+        command["at"] = int(args.at)
+    else:
+        from loopd.cli.instants import now_ms, past_ms
+
+        try:
+            command["at_ms"] = past_ms(args.at, now_ms())
+        except ValueError as error:
+            raise Failure("usage", f"--at: {error}") from None
+    session = run.link.ask(command)
+    if console.format != "table":
+        console.json(session)
+        return
+    from loopd.cli.instants import stamp
+    from loopd.cli.standing import because, ends, state
+
+    at = session["at"]
+    console.line(
+        f"{safe(session['name'])} at {stamp(at['at_ms'])}, after seq {at['seq']} (its event {at['ss']})"
+    )
+    goal = session.get("goal") or {}
+    turn = session.get("turn")
+    tokens = session.get("tokens") or {}
+    console.pairs(
+        [
+            ("state", state(session).text),
+            ("why", because(session, at["at_ms"])),
+            ("until", ends(session, at["at_ms"])),
+            ("goal", f"{goal.get('status')}: {goal.get('text')}" if goal else ""),
+            ("turn", f"{turn['n']}, begun by {turn['trigger']}" if turn else ""),
+            ("turns, steps", f"{session['turns']}, {session['steps']}"),
+            ("inbox", str(session["inbox"])),
+            ("tokens", f"{tokens.get('input', 0):,} in, {tokens.get('output', 0):,} out"),
+            ("repeat, barren", f"{session['repeat_streak']}, {session['barren_streak']}"),
+        ]
+    )
 
 
 def _cost(usage: dict[str, Any] | None) -> str:
@@ -227,58 +274,6 @@ def _look(run: Run, ref: str, done: Callable[[dict[str, Any]], bool]) -> tuple[d
 
 def _seconds(ms: int | None) -> float | None:
     return None if ms is None else ms / 1_000
-
-
-# -- verify -----------------------------------------------------------------------------------
-
-
-def verify(run: Run) -> int:
-    """Proves that the journal is whole; exit code 1 when it is not."""
-    args, console = run.args, run.console
-    command: dict[str, Any] = {"t": "verify"}
-    if args.sid is not None:
-        command["sid"] = args.sid
-    if args.suspended_since is not None:
-        command["suspended_since"] = args.suspended_since
-    if args.data is None:
-        if args.anchor is not None:
-            raise Failure("usage", "--anchor is compared with files; expected --data DIR beside it")
-        proof = run.link.ask(command)
-    else:
-        from loopd.cli.offline import proof_of
-
-        proof = proof_of(args.data, sid=args.sid, suspended_since=args.suspended_since, anchor=args.anchor)
-    good = bool(proof.get("ok"))
-    if console.format != "table":
-        console.json(proof)
-        return OK if good else FAILED
-    console.line(
-        console.styled("the journal is whole", "green") if good else console.styled("NOT WHOLE", "red")
-    )
-    if proof.get("proof") and good:
-        console.line(safe(_suspension(proof["proof"])))
-    for finding in proof.get("findings") or []:
-        words = finding if isinstance(finding, str) else _json(finding)
-        console.line(f"  {console.styled(safe(words), 'red')}")
-    console.pairs(
-        [
-            (name, value if isinstance(value, str) else _compact(value))
-            for name, value in proof.items()
-            if name not in {"ok", "findings"} and value is not None
-        ]
-    )
-    return OK if good else FAILED
-
-
-def _suspension(proof: dict[str, Any]) -> str:
-    """The proof of a suspension as a sentence; a suspension that was lifted must not look like one that stands."""
-    since = proof.get("suspended_since")
-    if proof.get("lifted_seq") is None:
-        return f"suspended since seq {since}: no turn has started, through seq {proof.get('checked_through')}"
-    return (
-        f"NOT SUSPENDED ANY MORE: lifted at seq {proof['lifted_seq']} ({proof.get('lifted_by')});"
-        f" from seq {since} until then no turn started"
-    )
 
 
 def _compact(value: Any) -> str:

@@ -226,6 +226,11 @@ def show(parser: argparse.ArgumentParser) -> None:
     """`loopctl show`."""
     action = parser.add_argument("turn", metavar="SID[@N]", help="a turn; without @N the last one")
     arg.complete(action, **arg.SESSION_COMPLETION)
+    parser.add_argument(
+        "--at",
+        metavar="SEQ|WHEN",
+        help="the session as it was then: a sequence number, 8h (ago), 18:00, 'yesterday 09:00'",
+    )
     parser.add_argument("--prompt", action="store_true", help="what the model saw")
     parser.add_argument(
         "--step",
@@ -275,7 +280,7 @@ def wait(parser: argparse.ArgumentParser) -> None:
 
 def verify(parser: argparse.ArgumentParser) -> None:
     """`loopctl verify`."""
-    arg.sid(parser, "?", "only this session")
+    arg.sid(parser, "?", "only this session; or an export, FILE.zip")
     parser.add_argument(
         "--suspended-since",
         type=arg.seq,
@@ -283,12 +288,30 @@ def verify(parser: argparse.ArgumentParser) -> None:
         help="also prove that no turn started since the suspension answered with SEQ",
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="read this data folder instead of asking a daemon; nothing is written"
+        "--invariants", action="store_true", help="show of each invariant how much was checked and found"
+    )
+    anchors = parser.add_argument(
+        "--anchors",
+        metavar="FILE",
+        help="anchors that were kept elsewhere (`anchor export`, or log lines): the log must still contain them",
+    )
+    arg.complete(anchors, **arg.FILE_COMPLETION)
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="read this data folder (or journal file) instead of asking a daemon; nothing is written",
     )
     parser.add_argument(
         "--anchor",
         metavar="SEQ:HASH",
         help="with --data: head and head_hash of an earlier proof, still to be there",
+    )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="with FILE.zip: public key (hex) that must have signed it; repeatable",
     )
 
 

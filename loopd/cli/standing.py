@@ -31,6 +31,8 @@ def state(session: dict[str, Any]) -> Cell:
 
 def because(session: dict[str, Any], now: int) -> str:
     """Why it is in that state."""
+    if session.get("imported"):
+        return f"only to be read: {session['imported']['events']:,} events of log {session['imported']['log']}"
     if session.get("status", "live") != "live":
         return str(session.get("stop_reason") or "ended")
     if session.get("holds"):

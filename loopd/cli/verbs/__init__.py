@@ -4,7 +4,19 @@ Parsers, help, shell completion and the reference are made from these tables, on
 of work. Nothing here runs a command, and only the parser of the verb that was typed is ever built.
 """
 
-from loopd.cli.verbs import access, agents, daemon, fleet, history, policy, recovery, retention, schedule, sessions
+from loopd.cli.verbs import (
+    access,
+    agents,
+    daemon,
+    fleet,
+    forensics,
+    history,
+    policy,
+    recovery,
+    retention,
+    schedule,
+    sessions,
+)
 from loopd.cli.verbs.verb import Verb
 
 __all__ = ["DEFAULT_MEMBERS", "GROUPS", "VERBS", "Verb"]
@@ -13,6 +25,7 @@ VERBS: dict[str, Verb] = {
     **fleet.VERBS,
     **sessions.VERBS,
     **history.VERBS,
+    **forensics.VERBS,
     **schedule.VERBS,
     **policy.VERBS,
     **agents.VERBS,
@@ -23,6 +36,7 @@ VERBS: dict[str, Verb] = {
 }
 
 GROUPS = {
+    **forensics.GROUPS,
     **recovery.GROUPS,
     **retention.GROUPS,
     "gate": "look at a gate, extend or remove holds",
@@ -32,5 +46,14 @@ GROUPS = {
     "budget": "what may be spent, and what is left",
     "token": "access for colleagues and programs",
 }
-DEFAULT_MEMBERS = {**recovery.DEFAULT_MEMBERS, **retention.DEFAULT_MEMBERS, "gate": "get", "cron": "list", "inbox": "list", "budget": "get", "token": "list"}
+DEFAULT_MEMBERS = {
+    **forensics.DEFAULT_MEMBERS,
+    **recovery.DEFAULT_MEMBERS,
+    **retention.DEFAULT_MEMBERS,
+    "gate": "get",
+    "cron": "list",
+    "inbox": "list",
+    "budget": "get",
+    "token": "list",
+}
 """`loopctl inbox SID` is `loopctl inbox list SID`."""

@@ -16,6 +16,7 @@ VERBS: dict[str, Verb] = {
         sign.show,
         "loopctl show mapper@512",
         "loopctl show mapper@512 --prompt",
+        "loopctl show mapper --at 'yesterday 18:00'",
     ),
     "watch": Verb(
         "events as they happen",
@@ -33,11 +34,13 @@ VERBS: dict[str, Verb] = {
     ),
     "verify": Verb(
         "prove that the journal is whole",
-        "history:verify",
+        "proving:verify",
         sign.verify,
         "loopctl verify",
         "loopctl verify mapper --suspended-since 918280",
-        "loopctl verify --data /backup/loopd",
+        "loopctl verify --invariants",
+        "loopctl verify --data /backup/loopd --anchors anchors.ndjson",
+        "loopctl verify loopd-mapper.zip",
     ),
     "inspect": Verb(
         "judge any agent's log, without a daemon",
