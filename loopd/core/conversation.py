@@ -47,6 +47,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         steps_seen: steps of all turns before this one.
         fresh: how many of the last messages are this turn's own input.
         memory: what the driver asked to be remembered.
+        asks: policy wants to be asked before tools run: a hosted agent must not run them unasked.
         tools: offer these tool schemas (JSON) and no others: a recorded request is rebuilt.
     """
 
@@ -60,6 +61,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     steps_seen: int = 0
     fresh: int = 0
     memory: dict[str, str] = {}
+    asks: bool = False
     tools: bytes | None = None
 
 

@@ -312,6 +312,7 @@ class SessionLoop:
             steps_seen=after.steps,
             fresh=self.history.newest,
             memory=after.memory,
+            asks=bool(after.permits.all_rules) or self.settings.approvals.default != "allow",
         )
         self._starting[event.n] = request
         digest, more = self._manifests.of_turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ grace_s = {grace_s}
 idle_s = {idle_s}
 """
 Json = dict[str, Any]
+_numbers = itertools.count(1)
 
 
 class Hosted:
@@ -74,13 +76,14 @@ def hosted(
     house: House,
     daemon: Daemon,
     *quirks: str,
-    name: str = "hosted",
+    name: str | None = None,
     turns: list[Any] | None = None,
     spec: Json | None = None,
     kind: Json | None = None,
     **fields: Any,
 ) -> Hosted:
     """Create a session on a scripted agent with quirks or a script."""
+    name = name or f"hosted-{next(_numbers)}"
     words = [word for quirk in quirks for word in ("--quirk", quirk)]
     if turns is not None:
         script = house.folder / f"{name}.json"

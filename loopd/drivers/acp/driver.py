@@ -70,6 +70,7 @@ class AcpDriver:
         self._told: str | None = None
         self._session: str | None = None
         self._resting: anyio.CancelScope | None = None
+        self._asks = False
         self._closed = False
 
     def render(self, request: TurnRequest) -> bytes | None:
@@ -126,7 +127,7 @@ class AcpDriver:
         """The agent, and what it must be told before anything else."""
         agent = self._agent
         told: list[str] = []
-        if agent is None or not agent.process.alive:
+        if agent is None or not agent.process.alive or self._asks != request.asks:
             await self._retire()
             agent = await self._start(request, host)
             if not agent.resumed:
@@ -150,7 +151,7 @@ class AcpDriver:
             if proxy is not None and upstream is not None:
                 passage = await proxy.open(self._sid, upstream)
             launch = prepare(
-                self._sid, self._spec, self._kind, self._workspace, self._premises, passage=passage
+                self._sid, self._spec, self._kind, self._workspace, self._premises, passage=passage, asks=request.asks
             )
         except Refused as refusal:  # it was there when the session was created
             raise AgentGone("not_ready", refusal.message) from refusal
@@ -161,12 +162,13 @@ class AcpDriver:
             self._kind,
             launch,
             earlier=earlier,
-            mode=self._kind.mode if self._spec.mode is None else self._spec.mode,
+            mode=self._mode(request),
             servers=self._premises.mcp_servers(self._sid),
             record=host.frame,
             user=self._premises.user,
         )
         agent.passage = passage
+        self._asks = request.asks
         self._agent = agent
         if not agent.resumed:
             self._told = ""
@@ -174,6 +176,11 @@ class AcpDriver:
             await self._remember(host, SESSION_KEY, agent.session)
         self._session = agent.session
         return agent
+
+    def _mode(self, request: TurnRequest) -> str:
+        if self._spec.mode is not None:
+            return self._spec.mode
+        return self._kind.asking.mode if request.asks else self._kind.mode
 
     async def _remember(self, host: TurnHost, key: str, value: str) -> None:
         if key == USAGE_KEY:

@@ -24,8 +24,10 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 FILE_BYTES = 256 * 1024
 VALUES: tuple[str, ...] = (
     "model", "base_url", "origin", "path", "api_key", "api_key_env", "context_tokens", "home", "workspace",
+    "permission",
 )  # fmt: skip
-"""What `${…}` may stand for: the session's settings, `origin` and `path` of `base_url`, two folders."""
+"""What `${…}` may stand for: the session's settings, `origin` and `path` of `base_url`, two folders, and
+`permission`, which is `ask` for a session with a policy and else `allow`."""
 
 _Word = Annotated[str, Meta(min_length=1, max_length=4_096)]
 _EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", max_length=128)]
@@ -106,6 +108,18 @@ class Capabilities(_Part, frozen=True, kw_only=True):
     exit_codes: str = ""
 
 
+class Asking(_Part, frozen=True, kw_only=True):
+    """How the agent is made to ask before its tools run, for a session with a policy.
+
+    Attributes:
+        mode: session mode in which it asks; empty for none.
+        env: variables that take the place of those in `env`.
+    """
+
+    mode: str = ""
+    env: dict[_EnvName, str] = {}
+
+
 class Patience(_Part, frozen=True, kw_only=True):
     """How long the agent may take.
 
@@ -149,6 +163,7 @@ class AgentKind(_Part, frozen=True, kw_only=True):
     version: Version = Version()
     model: Model = Model()
     capabilities: Capabilities = Capabilities()
+    asking: Asking = Asking()
     patience: Patience = Patience()
     error_prose: tuple[str, ...] = ()
     own_tools: tuple[str, ...] = ()
@@ -184,6 +199,7 @@ def _check(kind: AgentKind, source: str) -> None:
         if key in {"version.pattern", "capabilities.exit_codes"} and not compiled.groups:
             raise _wrong(source, key, f"{text!r} has no group; expected one around what is looked for")
     texts = [(f"env.{name}", text) for name, text in kind.env.items()]
+    texts += [(f"asking.env.{name}", text) for name, text in kind.asking.env.items()]
     texts += [(f"model.env.{name}", text) for name, text in kind.model.env.items()]
     texts += [(f"model.args[{i}]", text) for i, text in enumerate(kind.model.args)]
     for i, file in enumerate(kind.model.files):

@@ -144,8 +144,18 @@ def prepare(
     premises: Premises,
     *,
     passage: Passage | None = None,
+    asks: bool = False,
 ) -> Launch:
     """Everything that the start needs; nothing is written or started.
+
+    Args:
+        sid: session.
+        spec: its driver's settings.
+        kind: what is known of the agent.
+        workspace: where it works, or None.
+        premises: what the daemon lends.
+        passage: its way through the proxy, or None.
+        asks: it has to ask before its tools run.
 
     Raises:
         Refused: `not_found` when the program is not installed, with how to install it; `invalid` when a
@@ -163,12 +173,13 @@ def prepare(
     home = quarters / "home"
     cwd = workspace if workspace is not None else str(quarters / "work")
     values = _values(spec, kind, premises.environ, passage)
-    places = {"home": str(home), "workspace": cwd}
+    places = {"home": str(home), "workspace": cwd, "permission": "ask" if asks else "allow"}
     env = environment(sid, premises.environ)
     if premises.user is not None:
         env |= premises.user.environment
     env |= {name: premises.environ[name] for name in kind.pass_env if name in premises.environ}
-    own = {name: kinds.filled(text, places) for name, text in kind.env.items()}
+    fixed = {**kind.env, **(kind.asking.env if asks else {})}
+    own = {name: kinds.filled(text, places) for name, text in fixed.items()}
     env |= {name: text for name, text in own.items() if text is not None}
     argv = [found, *kind.command[1:]]
     files: dict[Path, str] = {}
