@@ -58,7 +58,7 @@ async def server_process(
         OSError: it cannot be started.
     """
     mark = secrets.token_hex(16)
-    options: Any = run_as.spawn if run_as else {}
+    options: Any = {"preexec_fn": run_as.enter} if run_as else {}  # uvloop takes no user
     process = await anyio.open_process(
         list(argv),
         cwd=cwd,
