@@ -112,6 +112,10 @@ class Stage:
         self.client = Client(self.data / "control.sock", name="demo", timeout_s=self.limit_s)
         return pid
 
+    def turn_to(self, sid: str) -> None:
+        """Watch another session from now on."""
+        self.sid, self.events, self._seen = sid, [], 0
+
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Carry out a command for the watched session."""
         command: dict[str, Any] = {"t": kind, **fields}

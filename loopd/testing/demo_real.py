@@ -1,10 +1,12 @@
 """The main job on real input: a real model degenerates, is caught, suspended, killed and brought back.
 
-    python -m loopd.testing.demo_real       # `make demo-real` runs this
+    python -m loopd.testing.demo_real                # `make demo-real` runs this
+    python -m loopd.testing.demo_real --agent pi     # another real agent; `none` for none
 
 A small real model (`loopd.testing.realmodel`) is served on loopback, and a real daemon hosts a `chat`
-session with a goal on it. A relay between both counts the requests that reach the model, so that
-"no further request" is not loopd's word about itself. The exit code is 1 when a promise was not kept.
+session with a goal on it, then a real coding agent (`loopd.testing.realagents`) with a goal that it
+cannot reach. A relay counts the requests that reach the model, so that "no further request" is not
+loopd's word about itself. The exit code is 1 when a promise was not kept.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import anyio.abc
 from loopd.client import CallFailed
 from loopd.demo import live_model
 from loopd.demo.stage import Stage, StoryFailed, check, describe, one_line
+from loopd.testing import agent_story, realagents
 from loopd.testing.realmodel import FOLDER, RealModel, prepare, serving
 
 MESSAGE = "Stop repeating yourself. Which file did you change last?"
@@ -121,12 +124,27 @@ def _standing(stage: Stage) -> dict[str, int | None]:
     return {hold["kind"]: hold.get("until_ms") for hold in stage.ask("why")["holds"]}
 
 
-async def play(folder: Path, *, threads: int, colours: bool) -> None:
+def agent_for(name: str | None) -> str | None:
+    """The agent that can be run, installed if it has to be; None, with the reason on stderr, when it cannot."""
+    if name is None:
+        return None
+    try:
+        launchers = realagents.install([name], say=lambda text: print(text, file=sys.stderr, flush=True))
+    except realagents.AgentMissing as error:
+        print(f"demo-real: without a real agent: {error}", file=sys.stderr)
+        return None
+    # The daemon of the stage inherits it, and finds the agent there.
+    os.environ["PATH"] = f"{launchers}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return name
+
+
+async def play(folder: Path, *, threads: int, colours: bool, agent: str | None = None) -> None:
     """Serve the model, tell the story, leave nothing running.
 
     Raises:
         StoryFailed: a promise was not kept.
     """
+    agent = await anyio.to_thread.run_sync(agent_for, agent)
     python = await anyio.to_thread.run_sync(
         prepare, folder, lambda text: print(text, file=sys.stderr, flush=True)
     )
@@ -137,6 +155,8 @@ async def play(folder: Path, *, threads: int, colours: bool) -> None:
             Stage(Path(top), colours=colours, limit_s=STORY_S) as stage,
         ):
             story(stage, relay, model)
+            if agent is not None:
+                agent_story.play(stage, agent=agent, relay=relay, model=model.model)
             stage.say()
             stage.say(f"All of it happened, in {stage.elapsed_s():.1f} s.", "good")
 
@@ -163,13 +183,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, default=threads, help=f"of the model (default here: {threads})"
     )
+    parser.add_argument(
+        "--agent",
+        default="goose",
+        choices=(*realagents.AGENTS, "none"),
+        help="the real agent that follows (default: goose)",
+    )
     options = parser.parse_args(argv)
     colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     failed: list[str] = []
 
     async def guarded() -> None:
         try:
-            await play(options.folder, threads=options.threads, colours=colours)
+            await play(
+                options.folder,
+                threads=options.threads,
+                colours=colours,
+                agent=None if options.agent == "none" else options.agent,
+            )
         except* (StoryFailed, CallFailed) as group:
             failed.extend(one_line(str(error), 400) for error in group.exceptions)
 

@@ -139,8 +139,12 @@ class Stage:
         self.daemon.call("send", sid, text=text)
         return self.daemon.until(sid, "turn.completed", after=after, within_s=within_s)
 
-    def quiet(self) -> int:
-        """Requests that arrive while nothing should."""
+    def quiet(self, sid: str) -> int:
+        """Requests that arrive once the session's turn has ended, while nothing should.
+
+        An agent that is cut off between two steps of a turn may have sent its next request already.
+        """
+        wait_for(lambda: self.daemon.call("session.get", sid)["turn"] is None, 10, "the turn ends")
         before = len(self.model.requests)
         time.sleep(QUIET_S)
         return len(self.model.requests) - before

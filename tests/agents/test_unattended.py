@@ -50,11 +50,11 @@ def test_filler_is_stopped_at_the_threshold_and_nothing_is_asked_until_a_person_
         assert [event["b"]["n"] for event in stage.daemon.events(sid, "turn.completed")] == [1, 2, 3, 4, 5]
         assert {event["b"]["text"] for event in stage.daemon.events(sid, "turn.step")} == {FILLER}
         assert len(stage.brain.asked) == 5
-        assert stage.quiet() == 0
+        assert stage.quiet(sid) == 0
 
         stage.brain.rest = say("Chapter 2 has 14 pages.")
         stage.daemon.call("goal.pause", sid)
-        assert stage.quiet() == 0
+        assert stage.quiet(sid) == 0
         assert stage.turn_of(sid, "How long is chapter 2?")["b"]["outcome"] == "completed"
         assert len(stage.brain.asked) == 6
         said = stage.brain.asked[-1].body.decode()
@@ -71,7 +71,7 @@ def test_default_settings_warn_it_before_they_stop_it(agent: str, house: House) 
         assert verdicts[0] == "nudge", verdicts
         assert verdicts[-1] == "close", verdicts
         assert len(stage.daemon.events(sid, "turn.started")) <= 10
-        assert stage.quiet() == 0
+        assert stage.quiet(sid) == 0
 
 
 def no_ops(stage: Stage, request: int) -> Reply:
@@ -93,7 +93,7 @@ def test_calls_that_do_nothing_are_caught(agent: str, house: House) -> None:
         assert "noop_calls" in {finding["rule"] for finding in found}, found
         assert found[-1]["verdict"] == "close", found
         assert len(stage.brain.asked) <= 24, "the hard threshold is eight, and each rung may cost one answer"
-        assert stage.quiet() == 0
+        assert stage.quiet(sid) == 0
         assert stage.daemon.call("session.get", sid)["turn"] is None
 
 
@@ -108,7 +108,7 @@ def test_a_suspension_ends_a_running_tool_and_its_agent(agent: str, house: House
         took = wait_for(lambda: not marked(sid), GRACE_S + 2, f"processes are gone; left {marked(sid)}")
         assert took <= GRACE_S + 2
         stage.daemon.until(sid, "turn.interrupted", lambda b: b["cause"] in {"suspend", "interrupt"})
-        assert stage.quiet() == 0
+        assert stage.quiet(sid) == 0
         assert len(stage.model.requests) == requests
         assert stage.daemon.call("session.get", sid)["turn"] is None
         stage.daemon.verified(sid)
