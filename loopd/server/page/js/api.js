@@ -148,7 +148,8 @@ export function stream({ after, sid = null, deltas = false }, hear, state = () =
   return () => {
     over = true;
     clearTimeout(timer);
-    socket.close();
+    if (socket.readyState === WebSocket.CONNECTING) socket.onopen = () => socket.close(); // closed earlier, the browser complains
+    else socket.close();
   };
 }
 

@@ -14,7 +14,7 @@ export class FindingView {
   }
 
   enter() {
-    this.element = h("div", { class: "finding-view" }, h("p", { class: "quiet" }, "Loading…"));
+    this.element = h("div", { class: "finding-view" }, h("h1", {}, "Finding"), h("p", { class: "quiet" }, "Loading…"));
     void this._begin();
     return this.element;
   }

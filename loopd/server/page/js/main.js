@@ -133,6 +133,19 @@ function loginForm(words = "") {
   field.focus();
 }
 
+/** The connection came or went. A login that ended with the daemon's last life is asked for again. */
+async function linked() {
+  drawBar();
+  if (fleet.connected) return;
+  const who = await resume().catch(() => undefined); // undefined: nobody answers yet
+  if (who !== null || fleet === null) return;
+  fleet.end();
+  shown?.leave();
+  shown = fleet = null;
+  drawBar();
+  loginForm("Your login has ended; log in again.");
+}
+
 async function begin() {
   let who;
   try {
@@ -145,7 +158,7 @@ async function begin() {
   drawBar();
   if (!who) return loginForm();
   fleet = new Fleet();
-  fleet.addEventListener("link", drawBar);
+  fleet.addEventListener("link", linked);
   fleet.addEventListener("sessions", drawBar);
   await fleet.begin(who.head ?? null).catch((refused) => note(refused.words ?? String(refused), "bad"));
   drawBar();

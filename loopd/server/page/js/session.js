@@ -27,7 +27,7 @@ export class SessionView {
   }
 
   enter() {
-    this._head = h("div", { class: "session-head" });
+    this._head = h("div", { class: "session-head" }, h("h1", {}, clean(this.fleet.name(this.sid))));
     this._controls = h("div", { class: "buttons", role: "group", "aria-label": "Controls" });
     this._facts = h("dl", { class: "facts" });
     this._asks = h("div");

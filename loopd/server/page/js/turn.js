@@ -17,7 +17,7 @@ export class TurnView {
   enter() {
     this._said = h("div");
     this._saw = h("div");
-    this.element = h("div", { class: "turn-view" }, h("p", { class: "quiet" }, "Loading…"));
+    this.element = h("div", { class: "turn-view" }, h("h1", {}, `Turn ${this.n}`), h("p", { class: "quiet" }, "Loading…"));
     void this._begin();
     return this.element;
   }
