@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def status(house: Daemon) -> dict[str, Any]:
         },
         "holds": holds,
         "recovered": house.router.recovered,
+        "tasks": len(asyncio.all_tasks()),
         "socket": os.path.abspath(house.socket),
         "http": house.http,
         "data": str(house.data),

@@ -247,7 +247,9 @@ class Toolbox:
             return self._done(call, _schema(f"arguments of {call.name}: {error}")), False
         if shape is _Read:
             return self._done(call, await self._permitted(call, host, runner, args)), False
-        return self._done(call, await self._effect(call, host, runner, args)), False
+        # The same content at the same place: after a crash this is no question for a person.
+        begun = msgspec.structs.replace(call, repeatable=shape is _Write)
+        return self._done(call, await self._effect(begun, host, runner, args)), False
 
     def _done(self, call: ToolCall, result: _Result) -> ToolCall:
         return _done(call, result, self._settings.tool_result_chars)

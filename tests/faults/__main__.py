@@ -63,7 +63,7 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[int, plan.Fault]]:
 
 async def work(options: argparse.Namespace) -> None:
     """One lane: a line of JSON for each fault."""
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the model's peers die all the time
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the model's peers die all the time
     ends = None if options.minutes is None else time.monotonic() + options.minutes * 60
     lane = Lane(options.seed, f"l{options.lane}", options.root, keep=options.keep)
     async with Endpoint() as endpoint:

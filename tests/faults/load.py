@@ -46,16 +46,18 @@ class Model:
     def __init__(self, name: str, dice: random.Random) -> None:
         self._name = name
         self._dice = dice
+        self._count = 0
         self.commands: dict[str, str] = {}
 
     def reply(self, recorded: Recorded) -> Reply:
         """The next answer."""
         messages = recorded.json["messages"]
+        self._count += 1
         if messages[-1]["role"] == "tool" and self._dice.random() < 0.8:
-            return say(f"Request {recorded.number}: that is done, next comes another part.")
+            return say(f"Request {self._count}: that is done, next comes another part.")
         calls = []
         for place in range(self._dice.choice((1, 1, 2))):
-            token = f"{self._name}.{recorded.number}.{place}"
+            token = f"{self._name}.{self._count}.{place}"
             if self._dice.random() < 0.15:
                 args: dict[str, Any] = {"path": f"{token}.md", "content": f"part {token}"}
                 calls.append(Call("write_file", args))
@@ -64,7 +66,7 @@ class Model:
             command = f"{pause}echo {token} >> effects.log"
             self.commands[command_digest(command)] = token
             calls.append(Call("shell", {"command": command}))
-        return ask(*calls, text=f"Request {recorded.number}: I begin.")
+        return ask(*calls, text=f"Request {self._count}: I begin.")
 
 
 class Hand:
@@ -84,6 +86,7 @@ class Hand:
         self.refused: list[str] = []
         self.strange: list[str] = []
         self.fat = False
+        self.pause_s = 0.0
         self.pending: tuple[str, cm.Command] | None = None
         self._create = cm.SessionCreate(
             driver=msgspec.convert(driver, cm.DriverSpec),
@@ -130,6 +133,8 @@ class Hand:
                 while True:
                     await self._one(client)
                     await tick.send(1)
+                    if self.pause_s:
+                        await anyio.sleep(self.pause_s)
         except* (Disconnected, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
 

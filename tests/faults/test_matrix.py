@@ -22,7 +22,7 @@ POINTS = (
 
 @pytest.mark.timeout(120)
 async def test_a_handful_of_kills_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the model's peers die all the time
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the model's peers die all the time
     lane = Lane(1, "t", tmp_path)
     faults = [plan.at_point(*point) for point in POINTS]
     faults.append(plan.Fault(family="moment", detail="kill -9", after=20))
