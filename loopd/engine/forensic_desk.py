@@ -122,6 +122,8 @@ class ForensicDesk:
             case cm.Verify():
                 return self._told(await self._shelf.verify(entry))
             case fc.SessionReplay():
+                if entry.redaction != "none":
+                    return self._told(_not_whole(entry))
                 return self._told(await self._replay(await self._shelf.store_of(entry), entry.sid, command))
             case fc.SessionFork():
                 store = await self._shelf.store_of(entry)
@@ -335,6 +337,12 @@ class ForensicDesk:
         except Refused:
             return False
         return True
+
+
+def _not_whole(entry: Entry) -> Result:
+    why = f"it was exported with redaction {entry.redaction!r}: what was said is not all there, so nothing can be decided again"
+    counts = dict.fromkeys(("events", "decisions", "facts", "verdicts", "last_seq"), 0)
+    return {"sid": entry.sid, "status": "ended", "why": why, **counts}
 
 
 def _digest(place: copies.Place) -> tuple[str, int]:

@@ -80,6 +80,7 @@ class Reader:
             )
         store = await self._shelf.store_of(entry)
         queries = Queries(cast("Router", _Host(self._router, store, entry)), dict)
+        queries.altered = entry.redaction != "none"
         asked = cast("Any", msgspec.structs.replace(command, sid=entry.sid))
         result = (await queries.answer(asked)).result
         return {**result, BADGE: badge(entry)}

@@ -49,9 +49,14 @@ async def no_agents() -> list[Result]:
 
 
 class Queries:
-    """Answers from rows, loaded sessions and the journal; changes nothing."""
+    """Answers from rows, loaded sessions and the journal; changes nothing.
+
+    Attributes:
+        altered: redaction changed what was said: a message is shown although its digest is not the one of then.
+    """
 
     def __init__(self, router: Router, status: StatusSource, agents: AgentSource = no_agents) -> None:
+        self.altered = False
         self._router = router
         self._store = router.store
         self._status = status
@@ -130,7 +135,8 @@ class Queries:
         if command.after is not None:
             start = names.index(command.after) + 1 if command.after in names else len(names)
         page = rows[start : start + command.limit]
-        telling = [row.sid for row in page if row.holds or row.goal or row.running]
+        paid = bool(self._router.prices)
+        telling = [row.sid for row in page if row.holds or row.goal or row.running or (paid and row.tokens)]
         states = await self._router.states_of(telling)
         views = []
         for row in page:
@@ -138,7 +144,8 @@ class Queries:
             state = states.get(row.sid)
             if state is not None:
                 full = session_view(state)
-                view |= {key: full[key] for key in ("gate", "holds", "goal", "turn", "tokens")}
+                kept = ("gate", "holds", "goal", "turn", "tokens", "cost_micro", "unpriced")
+                view |= {key: full[key] for key in kept}
             else:
                 view |= {"holds": [], "goal": None, "turn": None}
             views.append(view)
@@ -327,6 +334,8 @@ class Queries:
             known = found.get((ss, role, call_id))
             if known is not None and content_digest(known) != digest:
                 known = by_digest.get(digest) or _as_shown(known, digest, manifest.shortened)
+            if known is None and self.altered:
+                known = found.get((ss, role, call_id))
             if known is None:
                 missing.append(ss)
                 continue

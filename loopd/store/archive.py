@@ -65,17 +65,15 @@ class Line(msgspec.Struct, kw_only=True):
     blob: str | None
     h: str
     sh: str | None
-    body: msgspec.Raw | None = None
+    body: msgspec.Raw = msgspec.Raw(b"")
     body_b64: str | None = None
     body_sha: str | None = None
     redacted: bool = False
 
     def row(self) -> Row:
         """The row; its `body_sha` stands for a body that is not the one that was hashed."""
-        body = None
-        if self.body is not None:
-            body = bytes(self.body)
-        elif self.body_b64 is not None:
+        body = bytes(self.body) or None
+        if self.body_b64 is not None:
             body = base64.b64decode(self.body_b64, validate=True)
         digest = None if self.body_sha is None else bytes.fromhex(self.body_sha)
         if body is None and digest is None:
@@ -151,9 +149,19 @@ class Archive:
         Raises:
             Refused: `corrupt`, naming the line.
         """
-        for number, line in enumerate(self.lines(export.JOURNAL), 1):
+        for row, _ in self.marked_rows():
+            yield row
+
+    def marked_rows(self) -> Iterator[tuple[Row, bool]]:
+        """All rows, in order, with whether redaction changed them.
+
+        Raises:
+            Refused: `corrupt`, naming the line.
+        """
+        for number, text in enumerate(self.lines(export.JOURNAL), 1):
             try:
-                yield _decode_line(line).row()
+                line = _decode_line(text)
+                yield line.row(), line.redacted
             except (msgspec.MsgspecError, ValueError) as error:
                 raise Refused("corrupt", f"{export.JOURNAL}, line {number}: {error}") from error
 
@@ -447,6 +455,7 @@ class _Session:
 
     def see(self, row: Row, where: dict[str, Any]) -> None:
         findings, where = self._findings, {"sid": self._sid, **where}
+        findings.looked("I8")
         if row.ss != self._ss + 1:
             findings.add("I8", f"ss jumps from {self._ss} to {row.ss}", **where)
         if chain.link(self._previous, row.digest()) != row.sh:
@@ -540,14 +549,16 @@ def _fill(connection: sqlite3.Connection, archive: Archive, aliases: Mapping[int
     for sha in archive.blob_names():
         data = archive.blob(sha)
         digest = sha256(data).hexdigest()
-        stored = packed(digest, data, 0)
+        columns = packed(digest, data, 0)
         # redacted content keeps the name by which events know it
-        insert(connection, _BLOB, [(bytes.fromhex(sha), *stored[1:])])
+        insert(connection, _BLOB, [(bytes.fromhex(sha), *columns[1:])])
     follow = renamed(aliases)
     states: dict[int, Session | None] = {}
     rows: list[tuple[Any, ...]] = []
-    for row in archive.rows():
-        rows.append(tuple(getattr(row, name) for name in ROW_COLUMNS))
+    for row, redacted in archive.marked_rows():
+        # What is verified is the archive; here a body_sha says that retention left less, and only that.
+        stored = replace(row, body_sha=None) if redacted and row.body is not None else row
+        rows.append(tuple(getattr(stored, name) for name in ROW_COLUMNS))
         if len(rows) >= ROWS_AT_ONCE:
             insert(connection, _JOURNAL, rows)
             rows = []

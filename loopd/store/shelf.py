@@ -144,7 +144,8 @@ class Shelf:
             known = [self._known(archive, each) for each in said]
             if said and all(known):
                 return [entry for entry in known if entry is not None], True
-            entries = self._named(archive, said, digest, by, now_ms, taken)
+            fresh = [each for each, entry in zip(said, known, strict=True) if entry is None]
+            entries = self._named(archive, fresh, digest, by, now_ms, taken)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             key = digest[:ARCHIVE_CHARS]
             database = self._folder / f"{key}.sqlite"
@@ -154,7 +155,7 @@ class Shelf:
             os.replace(temporary, database)
         shutil.move(path, self._folder / f"{key}.zip")
         self._write(key, entries)
-        return entries, False
+        return entries, False  # those that were here before stay as they are
 
     def _known(self, archive: Archive, said: Mapping[str, Any]) -> Imported | None:
         profile = str((archive.manifest.get("redaction") or {}).get("profile"))
