@@ -84,10 +84,10 @@ def ps(run: Run) -> None:
     else:
         now = now_ms()
         console.table(
-            ("SESSION", "STATE", "WHY", "UNTIL", "GOAL", "TURNS", "INBOX", "REPEAT", "BARREN", "PROGRESS"),
+            ("SESSION", "STATE", "WHY", "UNTIL", "GOAL", "TURNS", "INBOX", "REPEAT", "BARREN", "PROGRESS", "COST"),
             [_row(session, now) for session in sessions],
             flex=2,
-            optional=(9, 5, 8, 7, 4, 6),
+            optional=(10, 9, 5, 8, 7, 4, 6),
         )
 
 
@@ -105,7 +105,15 @@ def _row(session: dict[str, Any], now: int) -> list[str | Cell]:
         _streak(session.get("repeat_streak", 0), 3),
         _streak(session.get("barren_streak", 0), 10),
         f"{span(max(0, now - progress))} ago" if progress else "-",
+        _cost(session),
     ]
+
+
+def _cost(session: dict[str, Any]) -> Cell:
+    """What it has cost; `?` when some of it has no known price."""
+    micro, unpriced = session.get("cost_micro"), session.get("unpriced")
+    known = "-" if not micro else f"{micro / 1_000_000:.2f}"
+    return Cell(f"{known if micro else ''}?" if unpriced else known, "yellow" if unpriced else "")
 
 
 def _streak(value: int, notable: int) -> Cell:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loopd.core.account import own_purses
 from loopd.core.redaction import redacted
 from loopd.core.settings import Settings
 from loopd.core.state import Session
@@ -60,6 +61,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         failures: commands that failed and did not pass since.
         gates: kind of hold → how often it was set and for how many milliseconds it stood.
         turns: the last turns, with the command that shows each.
+        spent: `cost_micro` in millionths of the currency, `wall_ms` of running turns.
+        unpriced: tokens by model that are in no cost, because nobody wrote down its price.
+        budgets: the session's own limits.
         issue: the structured issue of an abort, or None.
     """
 
@@ -87,6 +91,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     last_progress_step: int | None = None
     last_progress_ms: int = 0
     tokens: dict[str, int] = {}
+    spent: dict[str, int] = {}
+    unpriced: dict[str, int] = {}
+    budgets: tuple[dict[str, Any], ...] = ()
     timeline: tuple[Entry, ...] = ()
     turns: tuple[dict[str, Any], ...] = ()
     issue: dict[str, Any] | None = None
@@ -194,6 +201,12 @@ def run_report(
             "total": session.spent.input + session.spent.output,
             "after_last_progress": session.spent.barren,
         },
+        spent={"cost_micro": session.account.cost, "wall_ms": session.account.wall},
+        unpriced=session.account.unpriced,
+        budgets=tuple(
+            {"which": purse.which, "used": purse.used, "limit": purse.limit, "until_ms": purse.until_ms}
+            for purse in own_purses(session, now_ms)
+        ),
         timeline=_timeline(happened),
         turns=_turns(session.sid, happened),
         issue=None if issue is None else msgspec.to_builtins(issue),
@@ -307,6 +320,9 @@ def markdown(report: RunReport) -> str:
             "tokens",
             f"{report.tokens['total']}, {report.tokens['after_last_progress']} of them after the last progress",
         ),
+        ("cost", _cost(report)),
+        ("running time", f"{report.spent.get('wall_ms', 0) / 1_000:.0f} s"),
+        *(("budget", f"{each['which']}: {each['used']} of {each['limit']}") for each in report.budgets),
     ]
     out += _table(("", ""), [(name, value) for name, value in facts if value])
     if report.remaining:
@@ -371,6 +387,15 @@ def _issue_lines(issue: Mapping[str, Any]) -> list[str]:
     rows += [(name.replace("_", " "), str(value)) for name, value in issue.get("counters", {}).items()]
     lines = ["## Issue", "", *_table(("", ""), rows)]
     return lines + [f"- {escaped(line)}" for line in issue.get("evidence", ())] + [""]
+
+
+def _cost(report: RunReport) -> str:
+    micro = report.spent.get("cost_micro", 0)
+    unknown = ", ".join(f"{tokens} tokens of {model}" for model, tokens in report.unpriced.items())
+    known = f"{micro / 1_000_000:.6f}" if micro else ""
+    if not unknown:
+        return known
+    return f"{known or 'unknown'}; without a price: {unknown}"
 
 
 def _limit(report: RunReport, counter: str) -> str:

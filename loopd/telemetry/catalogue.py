@@ -120,6 +120,17 @@ METRICS: MappingProxyType[str, Metric] = MappingProxyType(
         "loopd_tokens_barren_total": _counter(
             "Tokens spent without progress, sampled at each scrape: a lower bound."
         ),
+        "loopd_cost_micros_total": _counter("Cost of model calls, in millionths of the configured currency."),
+        "loopd_unpriced_tokens_total": _counter(
+            "Tokens of models that the price table does not name: they are in no cost.", "model"
+        ),
+        "loopd_budget_exhausted_total": _counter("Limits of which nothing was left, by kind.", "kind"),
+        "loopd_approvals_total": _counter(
+            "Questions to people: `requested`, then `allow`, `deny`, or `expired` without an answer.",
+            "result",
+            always=tuple((word,) for word in ("requested", "allow", "deny", "expired")),
+        ),
+        "loopd_effects_denied_total": _counter("Tool calls that policy refused without asking."),
         "loopd_terminal_total": _counter(
             "Sessions that ended; `rule` is empty unless a rule ended it.", "status", "rule"
         ),

@@ -57,8 +57,29 @@ class _Usage(msgspec.Struct, gc=False):
     cached_tokens: int = 0
 
 
+class _Charge(msgspec.Struct, gc=False):
+    input: int = 0
+    output: int = 0
+    cost_micro: int = 0
+    model: str = ""
+    priced: bool = True
+
+
 class _Step(msgspec.Struct, gc=False):
     usage: _Usage | None = None
+    charge: _Charge | None = None
+
+
+class _Charged(msgspec.Struct, gc=False):
+    charge: _Charge | None = None
+
+
+class _Answered(msgspec.Struct, gc=False):
+    answer: str
+
+
+class _Limit(msgspec.Struct, gc=False):
+    what: str
 
 
 class _Turn(msgspec.Struct, gc=False):
@@ -91,6 +112,9 @@ def _decoder(shape: type[Any]) -> Callable[[bytes], Any]:
 _ended, _accepted, _held, _gone = map(_decoder, (_Ended, _Accepted, _Held, _Gone))
 _gate, _detected, _started, _step = map(_decoder, (_Gate, _Detected, _Started, _Step))
 _turn, _caused, _result, _outcome, _boot = map(_decoder, (_Turn, _Caused, _Result, _Outcome, _Boot))
+
+
+_charged, _answered, _limit = map(_decoder, (_Charged, _Answered, _Limit))
 
 
 def sort_of(principal: str) -> str:
@@ -158,11 +182,49 @@ def _turn_started(to: Metrics, event: StoredEvent) -> None:
 
 def _turn_step(to: Metrics, event: StoredEvent) -> None:
     to.add("loopd_steps_total")
-    usage = _step(event.body).usage
+    body = _step(event.body)
+    usage = body.usage
+    _cost(to, body.charge)
     if usage is not None:
         to.add("loopd_tokens_total", "input", by=usage.input_tokens)
         to.add("loopd_tokens_total", "output", by=usage.output_tokens)
         to.add("loopd_tokens_total", "cached", by=usage.cached_tokens)
+
+
+def _cost(to: Metrics, charge: _Charge | None) -> None:
+    if charge is None:
+        return
+    if charge.cost_micro:
+        to.add("loopd_cost_micros_total", by=charge.cost_micro)
+    if not charge.priced:
+        to.add("loopd_unpriced_tokens_total", charge.model, by=charge.input + charge.output)
+
+
+def _model_called(to: Metrics, event: StoredEvent) -> None:
+    _cost(to, _charged(event.body).charge)
+
+
+def _budget_exhausted(to: Metrics, event: StoredEvent) -> None:
+    to.add("loopd_budget_exhausted_total", _limit(event.body).what)
+
+
+def _approval_requested(to: Metrics, event: StoredEvent) -> None:
+    del event
+    to.add("loopd_approvals_total", "requested")
+
+
+def _approval_answered(to: Metrics, event: StoredEvent) -> None:
+    to.add("loopd_approvals_total", _answered(event.body).answer)
+
+
+def _approval_expired(to: Metrics, event: StoredEvent) -> None:
+    del event
+    to.add("loopd_approvals_total", "expired")
+
+
+def _effect_denied(to: Metrics, event: StoredEvent) -> None:
+    del event
+    to.add("loopd_effects_denied_total")
 
 
 def _turn_ended(to: Metrics, event: StoredEvent) -> None:
@@ -205,6 +267,13 @@ READINGS: MappingProxyType[str, Reading] = MappingProxyType(
         "detector.failed": _detector_failed,
         "turn.started": _turn_started,
         "turn.step": _turn_step,
+        "model.called": _model_called,
+        "context.compacted": _model_called,
+        "budget.exhausted": _budget_exhausted,
+        "approval.requested": _approval_requested,
+        "approval.answered": _approval_answered,
+        "approval.expired": _approval_expired,
+        "effect.denied": _effect_denied,
         "turn.completed": _turn_ended,
         "turn.interrupted": _turn_ended,
         "provider.retrying": _provider_retrying,

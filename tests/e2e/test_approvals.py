@@ -119,16 +119,7 @@ def test_a_kill_while_it_waits_loses_the_question_and_runs_nothing(house: House,
         daemon.kill()
         daemon.start()
         (expired,) = daemon.events(sid, "approval.expired")
-        assert (
-            expired["b"]
-            == {
-                "k": "approval.expired",
-                "given": expired["b"].get("given"),
-                "id": asked["id"],
-                "cause": "turn_over",
-            }
-            or expired["b"]["cause"] == "turn_over"
-        )
+        assert (expired["b"]["id"], expired["b"]["cause"]) == (asked["id"], "turn_over")
         (cut,) = daemon.events(sid, "turn.interrupted")
         assert cut["b"]["cause"] == "crash"
         assert daemon.call("session.get", sid)["gate"] == "open"

@@ -23,6 +23,7 @@ from loopd.telemetry.metrics import LABEL_SETS_MAX
 from loopd.telemetry.readings import READINGS
 from loopd.telemetry.standing import MARKED_MAX
 from loopd_protocol import events as ev
+from loopd_protocol import policy_events as pe
 from loopd_protocol.events import EVENT_TYPES
 from loopd_protocol.holds import HOLD_KINDS, Degeneration, UserSuspend
 from loopd_protocol.sources import Source, Trigger
@@ -91,7 +92,14 @@ LIFE = [
     ev.EnvelopeAccepted(id="e1", source=Source.HUMAN, text="hi", ephemeral_in_history=False),
     ev.EnvelopeHeld(id="e1", by=("Budget", "ProviderBackoff")),
     ev.TurnStarted(n=1, trigger=Trigger.HUMAN, envelopes=("e1",)),
-    ev.TurnStep(n=1, step=1, total=1, text="x", usage=ev.Usage(input_tokens=7, output_tokens=3, cached_tokens=2)),
+    ev.TurnStep(n=1, step=1, total=1, text="x", usage=ev.Usage(input_tokens=7, output_tokens=3, cached_tokens=2), charge=ev.Charge(input=7, output=3, cost_micro=40)),
+    ev.ModelCalled(n=1, api="messages", charge=ev.Charge(input=5, output=1, model="m", priced=False)),
+    ev.ContextCompacted(n=1, reason="window", before_sha256="", after_sha256="", charge=ev.Charge(cost_micro=2)),
+    pe.ApprovalRequested(id="a", n=1, call="c", tool="shell", tool_class="exec", args_sha256="x", until_ms=1),
+    pe.ApprovalAnswered(id="a", answer="deny"),
+    pe.ApprovalExpired(id="b", cause="deadline"),
+    pe.EffectDenied(n=1, call="c", tool="shell", tool_class="exec", args_sha256="x"),
+    pe.BudgetExhausted(which="session tokens", what="tokens", used=2, limit=1),
     ev.TurnCompleted(n=1, outcome="completed", duration_ms=1_500, near_misses={"cycle": 2}),
     ev.TurnStarted(n=2, trigger=Trigger.CONTINUATION),
     ev.TurnInterrupted(n=2, cause="crash", duration_ms=10),
@@ -138,6 +146,13 @@ def lived() -> Metrics:
         ("loopd_tokens_total", {"kind": "input"}, 7),
         ("loopd_tokens_total", {"kind": "output"}, 3),
         ("loopd_tokens_total", {"kind": "cached"}, 2),
+        ("loopd_cost_micros_total", {}, 42),
+        ("loopd_unpriced_tokens_total", {"model": "m"}, 6),
+        ("loopd_approvals_total", {"result": "requested"}, 1),
+        ("loopd_approvals_total", {"result": "deny"}, 1),
+        ("loopd_approvals_total", {"result": "expired"}, 1),
+        ("loopd_effects_denied_total", {}, 1),
+        ("loopd_budget_exhausted_total", {"kind": "tokens"}, 1),
         ("loopd_degeneration_detected_total", {"rule": "repeated_text", "verdict": "close"}, 1),
         ("loopd_rule_near_miss_total", {"rule": "cycle"}, 2),
         (
