@@ -103,6 +103,7 @@ class Bus:
     Attributes:
         log_id: identity of the log; a cursor of another log is no cursor here.
         head: `seq` of the newest published event.
+        deletions: how often something was deleted; who remembers events forgets them when it grows.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Bus:
         self._pages = pages
         self._ring_events = ring_events
         self._ring_bytes = ring_bytes
+        self.deletions = 0
         self._ring: list[StoredEvent] = []
         self._bytes = 0
         self._advanced = anyio.Event()
@@ -146,6 +148,11 @@ class Bus:
         advanced.set()
         for listener in tuple(self._listeners.values()):
             listener(self.head)
+
+    def forget(self) -> None:
+        """Some of these were deleted from the store: from now on it alone says what there is."""
+        self._ring, self._bytes = [], 0
+        self.deletions += 1
 
     def _trim(self) -> None:
         if len(self._ring) <= self._ring_events and self._bytes <= self._ring_bytes:

@@ -33,7 +33,9 @@ from loopd.daemon.forensics import Forensics
 from loopd.drivers import end_leftovers, make_driver
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
+from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.fittings import Fittings
+from loopd.drivers.model import Limits
 from loopd.drivers.proxy.server import ModelProxy
 from loopd.drivers.run_as import RunAs, run_as
 from loopd.engine.boot import Boot
@@ -100,6 +102,7 @@ class Daemon:
         self.ready = False
         self._lasting: anyio.abc.TaskGroup | None = None
         self._proxy: ModelProxy | None = None
+        self._chat = ChatSettings.of(msgspec.structs.asdict(config.drivers.chat))
         self.stopping = anyio.Event()
         self._hurry = anyio.Event()
         self._cut = 0
@@ -148,6 +151,7 @@ class Daemon:
 
     def _fittings(self) -> Fittings:
         return Fittings(
+            chat=self._chat,
             proxy=self._proxy,
             agents=self._premises,
             tasks=self._lasting,
@@ -223,7 +227,14 @@ class Daemon:
             doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
-                self._proxy = ModelProxy(tasks, ModelWitness(router))
+                self._proxy = ModelProxy(
+                    tasks,
+                    ModelWitness(router),
+                    limits=Limits(
+                        first_s=config.drivers.proxy.first_s, silence_s=config.drivers.proxy.silence_s
+                    ),
+                    keep_bodies=config.drivers.proxy.keep_bodies,
+                )
                 async with anyio.create_task_group() as turns:
                     tasks.start_soon(self._signals)
                     tasks.start_soon(self.lag.run)
@@ -241,7 +252,9 @@ class Daemon:
                         await file_missing(store)
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
-                    dispatcher.upkeep = upkeep = Upkeep(router, store, _retention(config))
+                    dispatcher.upkeep = upkeep = Upkeep(
+                        router, store, _retention(config), deleted=bus.forget
+                    )
                     if not store.readonly:
                         maintenance = Maintenance(router, self.ballast, lambda: store.refused)
                         await maintenance.open(dropped=full)

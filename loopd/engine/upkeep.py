@@ -85,15 +85,26 @@ class Upkeep:
     """Deletes what is old enough, and answers the commands about it.
 
     Args:
+        router: says and forgets.
+        store: deletes.
+        policy: the ages.
+        deleted: called when something is gone, so that nobody goes on showing it from memory.
         pause_share: 0 in tests that have no time.
     """
 
     def __init__(
-        self, router: Router, store: Upkept, policy: Policy, *, pause_share: float = PAUSE_SHARE
+        self,
+        router: Router,
+        store: Upkept,
+        policy: Policy,
+        *,
+        deleted: Callable[[], None] = lambda: None,
+        pause_share: float = PAUSE_SHARE,
     ) -> None:
         self._router = router
         self._store = store
         self._policy = policy
+        self._deleted = deleted
         self._pause_share = pause_share
         self._asked = anyio.Event()
         self._running = False
@@ -198,6 +209,7 @@ class Upkeep:
     async def _tell(self, work: Work, done: dict[str, Any], what: str) -> None:
         if work.event.count:
             await self._say(work.event)
+            self._deleted()
             done[what] += work.event.count
             done["bytes"] += work.event.bytes
 
@@ -262,7 +274,7 @@ class Upkeep:
                 done["months"].append(segment.month)
             at = segment
             while await self._paced(lambda: self._store.drop_rows(at)):  # noqa: B023
-                pass
+                self._deleted()
             while gone := await self._store.forgettable(segment):
                 known = [(num, sid) for num, sid in gone if self._router.forget(sid)]
                 if not known:

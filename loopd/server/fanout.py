@@ -85,6 +85,7 @@ class Fanout:
         self._delta_subs: dict[Subscription, None] = {}
         self._recent: dict[int, Slice] = {}  # by the cursor that it follows, oldest first
         self._recent_bytes = 0
+        self._deletions = bus.deletions
         self._reading: dict[int, anyio.Event] = {}
         self._position = bus.head
         self._group: TaskGroup | None = None
@@ -201,6 +202,8 @@ class Fanout:
                 if sub.cursor >= self._position:
                     self._live[sub] = None
                     return
+                if self._deletions != self._bus.deletions:
+                    self._recent, self._recent_bytes, self._deletions = {}, 0, self._bus.deletions
                 recent = self._recent.get(sub.cursor)
                 if recent is not None:
                     self._give(sub, recent)
