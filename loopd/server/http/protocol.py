@@ -60,7 +60,7 @@ class PatientProtocol(H11Protocol):
             scope[PEER] = self
             await app(scope, receive, send)
 
-        self.app = with_peer  # type: ignore[assignment]
+        self.app = with_peer
 
     @property
     def idle(self) -> bool:
@@ -71,7 +71,7 @@ class PatientProtocol(H11Protocol):
         """The peer has shown a token."""
         self._peers.known(self)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it among the strangers and give it time for a request."""
         super().connection_made(transport)
         self._peers.came(self, self.loop.time())
