@@ -54,7 +54,7 @@ from loopd.engine.upkeep import Upkeep
 from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
 from loopd.server.http import Tls, serve_http
-from loopd.server.http.desk import Desk
+from loopd.server.http.desk import Cookies, Desk, cookie_key
 from loopd.server.limits import SocketLimits
 from loopd.server.lineage import Lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
@@ -349,7 +349,7 @@ class Daemon:
         unix = http.listen.startswith("unix:")
         host, _, port = (http.listen, "", "0") if unix else http.listen.rpartition(":")
         assert self.server is not None
-        desk = Desk(self.server, self.keyring)
+        desk = Desk(self.server, self.keyring, cookies=Cookies(cookie_key(self.data / "cookie.key")))
         tls = None
         if http.tls_certificate is not None and http.tls_key is not None:
             tls = Tls(certificate=http.tls_certificate, key=http.tls_key)

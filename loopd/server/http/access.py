@@ -8,7 +8,7 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.requests import HTTPConnection
 
 from loopd.core.access import Caller
-from loopd.server.http.desk import Cookie, Desk
+from loopd.server.http.desk import Desk
 from loopd.server.http.protocol import PEER
 from loopd_protocol.errors import Refused
 
@@ -47,7 +47,7 @@ def caller_of(connection: HTTPConnection, desk: Desk) -> Caller:
         method = connection.scope.get("method", "GET")
         if method not in SAFE:
             shown = connection.headers.get(CSRF, "")
-            if not hmac.compare_digest(shown.encode(), cookie.csrf.encode()):
+            if not hmac.compare_digest(shown.encode("utf-8", "replace"), desk.cookies.csrf(cookie).encode()):
                 raise Refused("forbidden", f"a change by cookie needs the header {CSRF}; see GET /v1/me")
     peer = connection.scope.get(PEER)
     if peer is not None:
@@ -64,8 +64,8 @@ def cookie_name(connection: HTTPConnection) -> str | None:
     return None if morsel is None else morsel.value
 
 
-def logged_in(connection: HTTPConnection, desk: Desk) -> tuple[Cookie, Caller]:
-    """The login of the page.
+def logged_in(connection: HTTPConnection, desk: Desk) -> tuple[str, Caller]:
+    """The login of the page: its cookie and whose it is.
 
     Raises:
         Refused: `unauthenticated`.
@@ -73,4 +73,4 @@ def logged_in(connection: HTTPConnection, desk: Desk) -> tuple[Cookie, Caller]:
     name = cookie_name(connection)
     if name is None:
         raise Refused("unauthenticated", "no token; expected `Authorization: Bearer TOKEN`")
-    return desk.cookie(name)
+    return name, desk.logged_in(name)

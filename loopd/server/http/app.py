@@ -163,7 +163,7 @@ class Api:
     async def _me(self, request: Request, caller: Caller) -> Response:
         shown = _who(caller)
         if bearer(request) is None:
-            shown["csrf"] = logged_in(request, self._desk)[0].csrf
+            shown["csrf"] = self._desk.cookies.csrf(logged_in(request, self._desk)[0])
         return _json(shown)
 
     async def _ticket(self, _: Request, caller: Caller) -> Response:
@@ -177,11 +177,11 @@ class Api:
         given = object_of(await body_of(request, most=LOGIN_BYTES)).get("token")
         if not isinstance(given, str) or not 1 <= len(given) <= 256:
             raise Refused("invalid", 'expected {"token": "lpd_…"}', path="$.token")
-        name, cookie, caller = self._desk.log_in(given)
-        answer = _json({**_who(caller), "csrf": cookie.csrf, "ends_ms": cookie.ends_ms})
+        cookie, ends_ms, caller = self._desk.log_in(given)
+        answer = _json({**_who(caller), "csrf": self._desk.cookies.csrf(cookie), "ends_ms": ends_ms})
         answer.set_cookie(
             COOKIE,
-            name,
+            cookie,
             max_age=COOKIE_MS // 1_000,
             path="/",
             secure=self._secure,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hmac
+import os
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopd.core.access import Answer, Caller
@@ -23,29 +28,76 @@ COOKIE_MS = 12 * 3_600_000
 COOKIES = 4_096
 
 
-class Cookie:
-    """A login of the page: stands for a token, for some hours, with the secret that its changes must show."""
+class Cookies:
+    """Logins of the page: `kid.ends.nonce.mac`, where the mac is an HMAC under a key of this daemon.
 
-    def __init__(self, kid: str, ends_ms: int) -> None:
-        self.kid = kid
-        self.csrf = secrets.token_urlsafe(24)
-        self.ends_ms = ends_ms
+    Nothing is stored, so a page that is left open outlives a restart. The secret that changes by cookie must show
+    (CSRF) follows from the cookie by the same key. Only a logout is remembered, until the cookie would have ended.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key or secrets.token_bytes(32)
+        self._out: dict[str, int] = {}
+
+    def issue(self, kid: str, ends_ms: int) -> str:
+        """A new cookie for the holder of a token."""
+        named = f"{kid}.{ends_ms}.{secrets.token_urlsafe(16)}"
+        return f"{named}.{self._mac('cookie', named)}"
+
+    def kid(self, cookie: str, now_ms: int) -> str:
+        """The token that a cookie stands for.
+
+        Raises:
+            Refused: `unauthenticated`.
+        """
+        named, _, mac = cookie.rpartition(".")
+        kid, _, rest = named.partition(".")
+        ends = rest.partition(".")[0]
+        good = hmac.compare_digest(self._mac("cookie", named).encode(), mac.encode("utf-8", "replace"))
+        if not good or not ends.isdigit() or int(ends) <= now_ms or cookie in self._out:
+            raise Refused("unauthenticated", "not logged in, or not any more")
+        return kid
+
+    def csrf(self, cookie: str) -> str:
+        """What a change by this cookie must show."""
+        return self._mac("csrf", cookie)
+
+    def forget(self, cookie: str, now_ms: int) -> None:
+        """It is worth nothing any more."""
+        self._out = {name: ends for name, ends in self._out.items() if ends > now_ms}
+        if len(self._out) < COOKIES:
+            self._out[cookie] = now_ms + COOKIE_MS
+
+    def _mac(self, what: str, text: str) -> str:
+        mac = hmac.digest(self._key, f"{what}:{text}".encode("utf-8", "replace"), "sha256")
+        return base64.urlsafe_b64encode(mac).decode().rstrip("=")
+
+
+def cookie_key(path: Path) -> bytes:
+    """The key of this data folder's cookies; made, readable for its owner alone, when there is none."""
+    with contextlib.suppress(FileExistsError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "wb") as stream:
+            stream.write(secrets.token_bytes(32))
+    key = path.read_bytes()
+    return key if len(key) == 32 else secrets.token_bytes(32)  # half a file: logins end with this boot
 
 
 class Desk:
     """Carries out what HTTP clients ask, by the means of the control socket.
 
     Attributes:
+        cookies: logins of the page.
         lines: open event streams, closed with the daemon.
     """
 
-    def __init__(self, server: UnixServer, keys: Keys) -> None:
+    def __init__(self, server: UnixServer, keys: Keys, *, cookies: Cookies | None = None) -> None:
         self.server = server
+        self.cookies = cookies or Cookies()
         self.keys = keys
         self.lines: set[SseLine] = set()
         self.closing = False
         self._tickets: dict[str, tuple[str, int]] = {}
-        self._cookies: dict[str, Cookie] = {}
         keys.listeners.append(self._revoked)
 
     @property
@@ -105,36 +157,28 @@ class Desk:
             raise Refused("unauthenticated", "this ticket is not known, was used before or is over 30 s old")
         return self.keys.caller_of(kid)
 
-    def log_in(self, token: str) -> tuple[str, Cookie, Caller]:
-        """Take a token for a cookie.
+    def log_in(self, token: str) -> tuple[str, int, Caller]:
+        """Take a token for a cookie: its value, when it ends, and whose it is.
 
         Raises:
             Refused: `unauthenticated`.
         """
         caller = self.keys.authenticate(token)
         assert caller.kid is not None
-        now = self.now_ms()
-        self._cookies = {name: row for name, row in self._cookies.items() if row.ends_ms > now}
-        while len(self._cookies) >= COOKIES:
-            del self._cookies[next(iter(self._cookies))]
-        name = secrets.token_urlsafe(32)
-        cookie = self._cookies[name] = Cookie(caller.kid, now + COOKIE_MS)
-        return name, cookie, caller
+        ends_ms = self.now_ms() + COOKIE_MS
+        return self.cookies.issue(caller.kid, ends_ms), ends_ms, caller
 
-    def log_out(self, name: str) -> None:
+    def log_out(self, cookie: str) -> None:
         """Forget a cookie."""
-        self._cookies.pop(name, None)
+        self.cookies.forget(cookie, self.now_ms())
 
-    def cookie(self, name: str) -> tuple[Cookie, Caller]:
+    def logged_in(self, cookie: str) -> Caller:
         """The login behind a cookie.
 
         Raises:
             Refused: `unauthenticated`.
         """
-        cookie = self._cookies.get(name)
-        if cookie is None or cookie.ends_ms <= self.now_ms():
-            raise Refused("unauthenticated", "not logged in, or not any more")
-        return cookie, self.keys.caller_of(cookie.kid)
+        return self.keys.caller_of(self.cookies.kid(cookie, self.now_ms()))
 
     # -- ends ---------------------------------------------------------------------------------------
 
@@ -148,7 +192,6 @@ class Desk:
         for line in list(self.lines):
             if line.caller.kid == kid:
                 line.bye("unauthenticated", "the token has expired or was revoked")
-        self._cookies = {name: row for name, row in self._cookies.items() if row.kid != kid}
 
 
 class WebSocketHouse:
