@@ -22,7 +22,6 @@ from loopd.server.http.access import COOKIE, bearer, caller_of, cookie_name, log
 from loopd.server.http.desk import COOKIE_MS, Desk
 from loopd.server.http.guard import HostGuard, deny
 from loopd.server.http.page import page_routes
-from loopd.server.http.page import page_routes
 from loopd.server.http.problems import problem, refusal
 from loopd.server.http.protocol import PEER
 from loopd.server.http.routes import ResourceRoute, from_body, from_query, object_of, resource_routes
