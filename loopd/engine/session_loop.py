@@ -77,7 +77,7 @@ class Office(Protocol):
         """Run the turn's driver in the daemon's task group."""
 
     def release(self, loop: SessionLoop) -> None:
-        """The session has ended, or is forgotten, and no turn of it runs: close its driver."""
+        """The session has ended, is suspended or forgotten, and no turn of it runs: close its driver."""
 
     def changed(self, loop: SessionLoop) -> None:
         """The committed state of a session changed: arm its deadline, renew its passive row."""
@@ -358,7 +358,7 @@ class SessionLoop:
                         self.turn.scope.cancel()
                         self.turn.cut_calls()
         self._office.changed(self)
-        if advanced.session.status != "live" and self.turn is None:
+        if self.turn is None and self._needs_no_driver:
             self._office.release(self)
 
     def _start(self, n: int) -> None:
@@ -395,7 +395,7 @@ class SessionLoop:
                 with anyio.CancelScope(shield=True):  # the next turn waits for this one only
                     await turn.after.wait()
             turn.cut_calls()
-            if self.forgotten or self.session.status != "live":
+            if self._needs_no_driver:
                 with anyio.CancelScope(shield=True):
                     await self.aclose()
             turn.finished.set()
@@ -438,6 +438,13 @@ class SessionLoop:
         with anyio.move_on_after(within_s):
             await turn.finished.wait()
         return turn.finished.is_set()
+
+    @property
+    def _needs_no_driver(self) -> bool:
+        """It is over, suspended by somebody, or forgotten: nothing of an agent is to live on."""
+        session = self.session
+        suspended = any(hold.kind == "UserSuspend" for hold in session.gate.holds)
+        return self.forgotten or session.status != "live" or suspended
 
     @property
     def drives(self) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from loopd.testing.acp_mcp import Answer, use_server
 from loopd.testing.acp_quirks import HABITS, QUIRKS, STUBBORN, Json
 
 
@@ -365,50 +366,9 @@ class Agent:
         self.update(session, {"sessionUpdate": "tool_call_update", "toolCallId": call, **fields})
 
 
-class Answer(Exception):
-    """A request is answered with an error."""
-
-
 def chunk(kind: str, text: str) -> Json:
     """A piece of text."""
     return {"sessionUpdate": kind, "content": {"type": "text", "text": text}}
-
-
-async def use_server(server: Json, name: str, args: Json) -> Json:
-    """Start an MCP server, call one tool and end it."""
-    env = {**os.environ, **{entry["name"]: entry["value"] for entry in server.get("env", [])}}
-    process = await asyncio.create_subprocess_exec(
-        server["command"], *server["args"], env=env,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def put(message: Json) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-
-    async def answer_to(number: int) -> Json:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            message: Json = json.loads(line)
-            if message.get("id") == number:
-                return message
-        raise Answer({"code": -32603, "message": "the MCP server ended"})
-
-    put({"id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}})  # fmt: skip
-    await answer_to(1)
-    put({"method": "notifications/initialized"})
-    put({"id": 2, "method": "tools/call", "params": {"name": name, "arguments": args}})
-    message = await answer_to(2)
-    process.stdin.close()
-    await process.wait()
-    result: Json = message.get("result") or {
-        "isError": True,
-        "content": [{"type": "text", "text": str(message)}],
-    }
-    return result
 
 
 def main() -> None:

@@ -306,3 +306,16 @@ def test_a_command_line_is_enough_to_host_an_agent(house: House, shared: Daemon)
     )
     shared.call("send", made["sid"], text="hi")
     assert shared.until(made["sid"], "turn.completed")["b"]["outcome"] == "completed"
+
+
+def test_a_suspended_session_keeps_no_agent_and_goes_on_with_its_context(house: House, shared: Daemon) -> None:
+    agent = hosted(house, shared, turns=[[{"say": "hello"}], [{"recall": True}]])
+    shared.call("send", agent.sid, text="remember 41")
+    shared.until(agent.sid, "turn.completed")
+    assert agent.processes()
+    shared.call("suspend", agent.sid)
+    assert soon(lambda: not agent.processes())
+    shared.call("unsuspend", agent.sid)
+    shared.call("send", agent.sid, text="and?")
+    shared.until(agent.sid, "turn.completed", count=2)
+    assert "remember 41" in shared.call("turn.get", agent.sid, n=2)["steps"][0]["text"]

@@ -151,7 +151,13 @@ class AcpDriver:
             if proxy is not None and upstream is not None:
                 passage = await proxy.open(self._sid, upstream)
             launch = prepare(
-                self._sid, self._spec, self._kind, self._workspace, self._premises, passage=passage, asks=request.asks
+                self._sid,
+                self._spec,
+                self._kind,
+                self._workspace,
+                self._premises,
+                passage=passage,
+                asks=request.asks,
             )
         except Refused as refusal:  # it was there when the session was created
             raise AgentGone("not_ready", refusal.message) from refusal
@@ -194,10 +200,11 @@ class AcpDriver:
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.connection.record = None
-            await agent.process.end(politely=politely)
             if agent.passage is not None and self._premises.proxy is not None:
+                # First of all: a driver that follows this one opens the session's passage anew.
                 with anyio.CancelScope(shield=True):
                     await self._premises.proxy.close(self._sid)
+            await agent.process.end(politely=politely)
 
     # -- between turns ------------------------------------------------------------------------------
 

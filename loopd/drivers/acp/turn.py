@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
 
-from loopd.core.conversation import Directive, StepDone, TurnEnd
+from loopd.core.conversation import Directive, TurnEnd
 from loopd.core.turn_fold import DEFIED
 from loopd.drivers.acp import faults, prompts
 from loopd.drivers.acp.agent import Agent
@@ -23,9 +22,9 @@ from loopd.drivers.acp.calls import Call
 from loopd.drivers.acp.connection import AgentGone, Answered, Asked, Ended, Message, Update
 from loopd.drivers.acp.effects import CANCELLED, Effects
 from loopd.drivers.acp.kinds import AgentKind
-from loopd.drivers.acp.steps import StepDraft, text_of
+from loopd.drivers.acp.steps import PromptAgain, StepDraft, StepWriter, TurnOver, first_of, text_of
 from loopd.drivers.acp.traffic import Traffic
-from loopd.drivers.acp.usage import UsageMeter, estimated, reports_in
+from loopd.drivers.acp.usage import UsageMeter, reports_in
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import TurnHost
 from loopd_protocol.errors import Refused
@@ -38,23 +37,6 @@ LOOK_S = 1.0
 FAULT_PATIENCE_S = 10.0
 """An agent that is silent for so long after a failed model call is waiting to try again; the gate does that."""
 WITHHELD = "denied: no tools were allowed in this step"
-
-
-class _Over(Exception):
-    """The turn has its end."""
-
-    def __init__(self, end: TurnEnd) -> None:
-        super().__init__(end.outcome)
-        self.end = end
-
-
-class _Again(Exception):
-    """The prompt was cut; another one follows in the same turn."""
-
-    def __init__(self, text: str, *, withheld: bool) -> None:
-        super().__init__(text)
-        self.text = text
-        self.withheld = withheld
 
 
 class HostedTurn:
@@ -87,7 +69,7 @@ class HostedTurn:
         self._retire = retire
         self._host = host
         self._kind = kind
-        self._sensor = sensor
+        self._writer = StepWriter(host, kind, sensor)
         self._meter = meter
         self._silence_s = silence_s
         self._preface = preface
@@ -96,11 +78,8 @@ class HostedTurn:
         self._agent: Agent | None = None
         self._prompt: int | None = None
         self._draft = StepDraft()
-        self._past: set[str] = set()
         self._withheld = False
         self._chanted = False
-        self._steps = 0
-        self._told_chars = 0
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self, text: str, *, withheld: bool) -> TurnEnd:
@@ -115,7 +94,7 @@ class HostedTurn:
                 end = await self._prompts(text, withheld=withheld)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_of(group) from None
         assert end is not None
         return end
 
@@ -124,9 +103,9 @@ class HostedTurn:
             while True:
                 try:
                     return await self._one(text, withheld=withheld)
-                except _Again as again:
+                except PromptAgain as again:
                     text, withheld = again.text, again.withheld
-        except _Over as over:
+        except TurnOver as over:
             return over.end
         except AgentGone as error:
             await self._settle("uncertain")
@@ -149,7 +128,7 @@ class HostedTurn:
         self._meter.begin()
         self._traffic.begin(agent.passage)
         self._draft = StepDraft()
-        self._told_chars += len(text)
+        self._writer.told_chars += len(text)
         connection = agent.connection
         connection.clear()
         connection.listening = True
@@ -176,7 +155,7 @@ class HostedTurn:
         """The next message; None when the step has settled and nothing more came of it.
 
         Raises:
-            _Over: the agent was silent for too long.
+            TurnOver: the agent was silent for too long.
         """
         assert self._agent is not None
         connection = self._agent.connection
@@ -202,7 +181,7 @@ class HostedTurn:
         await self._cut_prompt()
         await self._settle("cancelled")
         silent = faults.model_error("silence", f"the agent said nothing for {waited:g} s {what}")
-        raise _Over(self._traffic.ended() or silent)
+        raise TurnOver(self._traffic.ended() or silent)
 
     # -- updates ------------------------------------------------------------------------------------
 
@@ -226,7 +205,7 @@ class HostedTurn:
 
     async def _tool(self, body: dict[str, Any], *, asks: bool = False) -> Call | None:
         call_id = body.get("toolCallId")
-        if not isinstance(call_id, str) or not call_id or call_id in self._past:
+        if not isinstance(call_id, str) or not call_id or call_id in self._writer.past:
             return None  # of a step that was handed in: it cannot be changed any more
         call = self._draft.calls.get(call_id)
         if call is None:
@@ -277,43 +256,19 @@ class HostedTurn:
 
     async def _step(self, reported: Usage | None, *, finish: str = "stop") -> Directive:
         draft, self._draft = self._draft, StepDraft()
-        self._past.update(draft.calls)
-        calls = tuple(call.record(self._kind) for call in draft.calls.values())
-        usage = self._traffic.usage() or reported or estimated(self._told_chars, draft.size)
-        self._told_chars += draft.size + sum(call.result_bytes or 0 for call in calls)
-        self._steps += 1
-        return await self._host.step(
-            StepDone(
-                text=draft.text,
-                calls=calls,
-                usage=usage,
-                finish=finish,
-                tools_withheld=self._withheld,
-                state_fingerprint=await self._fingerprint(draft),
-            )
-        )
-
-    async def _fingerprint(self, draft: StepDraft) -> str | None:
-        if self._sensor is None:
-            return None
-        for call in draft.calls.values():
-            if call.tool_class in {"edit", "exec", "test", "other"}:
-                self._sensor.ran_shell()
-            if call.tool_class == "edit":
-                for path in call.paths:
-                    self._sensor.wrote(Path(path))
-        return await self._sensor.read()
+        usage = self._traffic.usage() or reported
+        return await self._writer.write(draft, usage, finish=finish, withheld=self._withheld)
 
     async def _carry_out(self, directive: Directive, *, feedback: str = "") -> None:
         """Stop, idle, or say in between what is to be said; returns when the agent may go on."""
         if directive.stop or directive.idle:
             await self._cut_prompt()
-            raise _Over(TurnEnd(outcome="stopped_by_rule" if directive.stop else "idle"))
+            raise TurnOver(TurnEnd(outcome="stopped_by_rule" if directive.stop else "idle"))
         notes = [message for message in directive.messages if message.role == "user"]
         told = "\n\n".join(part for part in (prompts.said(notes), feedback) if part)
         if told or directive.tools_withheld:
             await self._cut_prompt()
-            raise _Again(told, withheld=directive.tools_withheld)
+            raise PromptAgain(told, withheld=directive.tools_withheld)
         if self._prompt is not None:
             await self._host.afford()  # the agent calls its model again by itself; refused, the turn is cut
 
@@ -324,17 +279,17 @@ class HostedTurn:
             call.denied = WITHHELD
         await self._settle("cancelled")
         await self._step(self._meter.settle(), finish=DEFIED)
-        raise _Over(TurnEnd(outcome="stopped_by_rule"))
+        raise TurnOver(TurnEnd(outcome="stopped_by_rule"))
 
     async def _chant(self) -> None:
         """The stream goes in circles: cut it and ask once more; a second time the turn is given up."""
         await self._cut_prompt()
         await self._settle("cancelled")
         if self._chanted:
-            raise _Over(faults.model_error("chanting", "the answer says the same over and over"))
+            raise TurnOver(faults.model_error("chanting", "the answer says the same over and over"))
         self._chanted = True
         await self._host.retrying(attempt=1, cause="chanting", delay_ms=0)
-        raise _Again(prompts.CHANTED, withheld=self._withheld)
+        raise PromptAgain(prompts.CHANTED, withheld=self._withheld)
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -375,14 +330,14 @@ class HostedTurn:
             return failed
         if self._traffic.paused is not None:
             return TurnEnd(outcome="idle")
-        if self._steps and not self._traffic.calls:
+        if self._writer.count and not self._traffic.calls:
             # The last step was handed in with the end of its tools, and nothing was said about them.
             return TurnEnd(outcome="completed")
         billed = self._traffic.usage() or usage
         if billed is not None and billed.output_tokens:
             await self._step(billed, finish=reason or "stop")
-            return TurnEnd(outcome="empty" if self._steps == 1 else "completed")
-        if self._steps:
+            return TurnEnd(outcome="empty" if self._writer.count == 1 else "completed")
+        if self._writer.count:
             return TurnEnd(outcome="completed")
         return faults.model_error("empty_answer", "the agent ended its turn without a word or a tool call")
 
@@ -446,11 +401,3 @@ class HostedTurn:
         finally:
             await self._retire()
         await self._settle("cancelled")
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a group of one holds: the task group adds nothing that the caller should see."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
