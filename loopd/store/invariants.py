@@ -165,14 +165,26 @@ class SessionInvariants:
             if len(self._finals) > FINALS_KEPT:
                 self._finals.popitem(last=False)
 
-    def finish(self, *, boot: int, now: int, state: Session | None) -> None:
-        """All events were seen; `boot` is the current one, `now` the moment of the log's last event."""
-        if self._running is not None and self._running_boot != boot:
+    def finish(self, *, boot: int | None, now: int, state: Session | None, since_ms: int = 0) -> None:
+        """All events were seen.
+
+        Args:
+            boot: the current one; None when it died before it took the sessions over.
+            now: moment of the log's last event.
+            state: as stored.
+            since_ms: by when this boot was to have carried out what was overdue.
+        """
+        if self._running is not None and boot is not None and self._running_boot != boot:
             what = f"turn {self._running} of boot {self._running_boot} never ended; this is boot {boot}"
             self._report("I1", what, sid=self._sid)
         for hold in self._holds:
             self._look("I3")
-            if not self._ended and hold.until_ms is not None and hold.until_ms + OVERDUE_MS < now:
+            if (
+                not self._ended
+                and boot is not None
+                and hold.until_ms is not None
+                and max(hold.until_ms, since_ms) + OVERDUE_MS < now
+            ):
                 what = f"{hold.kind} was due at {hold.until_ms} and still stands at {now}"
                 self._report("I3", what, sid=self._sid)
         if state is not None and self._holds_known and set(self._holds) != set(state.gate.holds):

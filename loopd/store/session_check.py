@@ -147,7 +147,7 @@ class SessionCheck:
     def _compare(self) -> None:
         """The state, the invariants that need an end, and the projections."""
         connection, sid = self._connection, self._sid
-        boots = connection.execute("SELECT boots FROM meta").fetchone()[0]
+        boot, since_ms = standing(connection)
         last = connection.execute("SELECT at_ms FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
         stored = connection.execute("SELECT state FROM session WHERE num = ?", (self._num,)).fetchone()
         found: Session | None = None
@@ -155,7 +155,7 @@ class SessionCheck:
             found = decode_state(stored[0])
         except (msgspec.MsgspecError, TypeError) as error:
             self._findings.add("I9", f"the stored state cannot be read: {error}", sid=sid, table="session")
-        self._invariants.finish(boot=boots, now=last[0] if last else 0, state=found)
+        self._invariants.finish(boot=boot, now=last[0] if last else 0, state=found, since_ms=since_ms)
         if not self._foldable or self._state is None:
             return
         derived = self._findings.add if self._derived_here() else self._findings.note
@@ -214,3 +214,23 @@ def differing(stored: Session, folded: Session, *, elsewhere: bool) -> tuple[lis
 
 def _bare(turn: Running) -> Running:
     return replace(turn, progressed=False, near={})
+
+
+def standing(connection: sqlite3.Connection) -> tuple[int | None, int]:
+    """The boot that has taken the sessions over, and by when it was to have carried out what was overdue.
+
+    None: the last boot died before it came to that, so what it would have done is not missing.
+    """
+    boots, at_ms = connection.execute(
+        "SELECT boots, (SELECT at_ms FROM boot WHERE n = boots) FROM meta"
+    ).fetchone()
+    try:
+        rows = dict(
+            connection.execute("SELECT boot, body FROM recovery ORDER BY boot DESC LIMIT 1").fetchall()
+        )
+    except sqlite3.OperationalError:  # schema 1 has no such table
+        rows = {}
+    if rows and boots not in rows:
+        return None, 0
+    spread_ms = msgspec.json.decode(rows[boots]).get("spread_ms", 0) if rows else 0
+    return boots, (at_ms or 0) + spread_ms

@@ -91,7 +91,7 @@ def examine(
     """
     found = Examination()
     checked = proof(path)
-    found.findings = [f"verify: {json.dumps(f)}" for f in checked["findings"] if not _not_yet(path, f)]
+    found.findings = [f"verify: {json.dumps(f)}" for f in checked["findings"]]
     found.events = checked["checked"]["events"]
     if not found.events:
         found.lost = [f"{a.kind} seq {a.seq}" for a in acknowledged]
@@ -106,18 +106,6 @@ def examine(
     _acknowledged(found, journal, acknowledged)
     _effects(found, path, tool_file, commands)
     return found
-
-
-def _not_yet(path: Path, finding: dict[str, Any]) -> bool:
-    """Whether a turn has no end only because the last daemon died before it took the session over."""
-    if finding["check"] != "I1" or "never ended" not in finding["what"]:
-        return False
-    connection = sqlite3.connect(path)
-    try:
-        recovered = connection.execute("SELECT coalesce(max(boot), 0) FROM recovery").fetchone()[0]
-        return int(finding["what"].split(" of boot ")[1].split()[0]) >= recovered
-    finally:
-        connection.close()
 
 
 def _acknowledged(found: Examination, journal: Journal, acknowledged: Iterable[Acknowledged]) -> None:

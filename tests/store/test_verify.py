@@ -17,12 +17,13 @@ import anyio
 import pytest
 
 from loopd.core.evolution import evolve
+from loopd.core.writes import Append, Fact
 from loopd.store import SqliteStore
 from loopd.store.chain import HEADER, link, row_bytes, session_genesis
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
-from loopd_protocol.holds import Degeneration
+from loopd_protocol.holds import Degeneration, Interrupted
 from loopd_protocol.sources import Source, Trigger
 
 pytestmark = pytest.mark.anyio
@@ -356,3 +357,31 @@ async def test_a_state_that_an_older_version_derived_is_a_note_and_a_table_is_no
     assert named(await checked(path)) == {("I9", "hold")}
     tamper(path, "UPDATE hold SET until_ms = 99999999", "UPDATE boot SET derivation = derivation + 1")
     assert named(await checked(path)) == {("I9", "session")}
+
+
+async def findings_after(path: Path, at_ms: int, *events: tuple[int, ev.Event]) -> list[str]:
+    """Checks that fail after a boot at `at_ms` in which these events of the daemon came."""
+    async with await SqliteStore.open(path, boot="again", now_ms=at_ms) as store:
+        for moment, event in events:
+            await store.submit(Append(sid=None, at_ms=moment, facts=(Fact(event=event, ss=0),)))
+    async with await SqliteStore.open(path, boot="look", readonly=True) as store:
+        return [finding["check"] for finding in (await store.verify())["findings"]]
+
+
+async def test_what_a_boot_had_no_time_for_is_no_finding(tmp_path: Path) -> None:
+    """Found by the crash matrix: who died while taking sessions over seemed to have broken promises."""
+    path = tmp_path / "journal.db"
+    async with await SqliteStore.open(path, boot="one", now_ms=1_000) as store:
+        story = Story()
+        await store.submit(story.created())
+        await store.submit(story.tell(ev.TurnStarted(n=1, trigger=Trigger.HUMAN)))
+        await store.submit(story.tell(story.gate(Interrupted(by="uid:1", until_ms=2_000), cause="interrupt")))
+        taken = ev.DaemonRecovered(boot=1, clean=True)
+        await store.submit(Append(sid=None, at_ms=1_000, facts=(Fact(event=taken, ss=0),)))
+    frozen = ev.DaemonFrozen(by="uid:1")
+    assert await findings_after(path, 60_000, (66_000, frozen)) == [], "it died before it took over"
+    taken = ev.DaemonRecovered(boot=3, clean=False, overdue=1, spread_ms=5_000)
+    assert await findings_after(path, 70_000, (70_100, taken), (79_000, frozen)) == ["I1"], "within its 5 s"
+    taken = ev.DaemonRecovered(boot=4, clean=False, overdue=1, spread_ms=5_000)
+    late = await findings_after(path, 90_000, (90_100, taken), (100_001, frozen))
+    assert late == ["I1", "I3"], "nobody carried it out"
