@@ -11,7 +11,6 @@ import inspect
 import re
 import sys
 import tomllib
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from loopd.cli.daemon import whole_parser as daemon_parser
 from loopd.cli.operator import EPILOG
 from loopd.cli.verbs import VERBS
 from loopd.config import Config, environment_name
-from loopd.config.settings import Section
+from loopd.config.loading import sections
 from loopd.telemetry.catalogue import METRICS
 from loopd_protocol.commands import COMMAND_TYPES, MUTATING, SCOPES
 from loopd_protocol.errors import ERRORS
@@ -327,13 +326,8 @@ def metrics() -> str:
 
 def configuration() -> str:
     """`configuration.md`."""
-    hints = typing.get_type_hints(Config)
-    sections: list[tuple[str, type[Section]]] = [("", Config)]
-    sections += [
-        (name, kind) for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Section)
-    ]
     blocks: list[list[str]] = []
-    for name, section in sections:
+    for name, section in (("", Config), *sections().items()):
         prefix = f"{name}." if name else ""
         info = msgspec.inspect.type_info(section)
         assert isinstance(info, msgspec.inspect.StructType)
@@ -351,6 +345,8 @@ def configuration() -> str:
                     f"`{environment_name(key)}`",
                 ]
             )
+        if not rows:  # it only holds other sections
+            continue
         title = f"`[{name}]`" if name else "Top level"
         blocks.append(
             [

@@ -94,6 +94,22 @@ def new(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_argument("--seed", type=arg.seq, metavar="N", help="sampling seed")
     chat.add_argument("--no-tools", action="store_true", help="offer the model no tools")
+    chat.add_argument(
+        "--api",
+        choices=("chat-completions", "messages", "responses"),
+        help="how the endpoint is spoken to; default chat-completions",
+    )
+    chat.add_argument(
+        "--mcp",
+        action="append",
+        metavar="NAME=COMMAND",
+        help="offer the tools of an MCP server (stdio) or of NAME=URL; may be repeated",
+    )
+    chat.add_argument(
+        "--proxy",
+        action=argparse.BooleanOptionalAction,
+        help="let model calls go through the daemon's proxy, which records their bytes (default: only of hosted agents)",
+    )
     acp_arguments(parser)
 
 
@@ -176,7 +192,9 @@ def one_session(parser: argparse.ArgumentParser) -> None:
 
 def top(parser: argparse.ArgumentParser) -> None:
     """`loopctl top`."""
-    parser.add_argument("session", nargs="?", metavar="SES", help="begin with this session; default: the fleet")
+    parser.add_argument(
+        "session", nargs="?", metavar="SES", help="begin with this session; default: the fleet"
+    )
 
 
 def digest(parser: argparse.ArgumentParser) -> None:

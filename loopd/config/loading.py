@@ -110,11 +110,14 @@ def _fields(struct: type[Section], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + field.name, kind
 
 
-def _sections() -> dict[str, type[Section]]:
-    hints = get_type_hints(Config)
-    return {
-        name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Section)
-    }
+def sections(struct: type[Section] = Config, prefix: str = "") -> dict[str, type[Section]]:
+    """All sections by their dotted names, outer ones first."""
+    found: dict[str, type[Section]] = {}
+    for name, kind in get_type_hints(struct).items():
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found[prefix + name] = kind
+            found |= sections(kind, f"{prefix}{name}.")
+    return found
 
 
 def nearest(word: str, known: list[str]) -> str:
@@ -133,25 +136,23 @@ def nearest(word: str, known: list[str]) -> str:
     return difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
 
 
-def _unknown(table: Mapping[str, Any], origin: str) -> Iterator[Refused]:
+def _unknown(table: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator[Refused]:
     known = list(known_keys())
-    sections = _sections()
-    for name, value in table.items():
+    tables = sections()
+    for key, value in table.items():
+        name = prefix + key
         if name in known:
             continue
-        if name not in sections:
-            keys = [f"{name}.{key}" for key in value] if isinstance(value, dict) else []
+        if name not in tables:
+            keys = [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else []
             for word in keys or [name]:
                 yield _unknown_key(word, known, origin)
-            continue
-        if not isinstance(value, dict):
+        elif not isinstance(value, dict):
             yield Refused(
                 "invalid", f"{name}: expected a table such as [{name}]; got {value!r}", path=f"$.{name}"
             )
-            continue
-        for key in value:
-            if f"{name}.{key}" not in known:
-                yield _unknown_key(f"{name}.{key}", known, origin)
+        else:
+            yield from _unknown(value, origin, f"{name}.")
 
 
 def _unknown_key(word: str, known: list[str], origin: str) -> Refused:
@@ -162,21 +163,22 @@ def _unknown_key(word: str, known: list[str], origin: str) -> Refused:
     )
 
 
-def _strip_unknown(table: dict[str, Any]) -> None:
+def _strip_unknown(table: dict[str, Any], prefix: str = "") -> None:
     known = known_keys()
-    sections = _sections()
-    for name in list(table):
-        if name in sections and isinstance(table[name], dict):
-            table[name] = {key: value for key, value in table[name].items() if f"{name}.{key}" in known}
+    tables = sections()
+    for key in list(table):
+        name = prefix + key
+        if name in tables and isinstance(table[key], dict):
+            _strip_unknown(table[key], f"{name}.")
         elif name not in known:
-            del table[name]
+            del table[key]
 
 
 def _overlays(
     environ: Mapping[str, str], flags: Mapping[str, Any], problems: list[Refused]
 ) -> Iterator[tuple[str, Any, str]]:
     names = {environment_name(key): key for key in known_keys()}
-    prefixes = tuple(f"LOOPD_{section.upper()}_" for section in _sections())
+    prefixes = tuple(f"LOOPD_{section.upper().replace('.', '_')}_" for section in sections())
     for name in sorted(environ):
         if name in names:
             yield names[name], environ[name], name
@@ -204,8 +206,22 @@ def _put(table: dict[str, Any], key: str, value: Any, origin: str, problems: lis
             Refused("invalid", f"{key}: {_plain(error, kind)}; got {value!r} from {origin}", path=f"$.{key}")
         )
         return
-    section, _, leaf = key.rpartition(".")
-    (table.setdefault(section, {}) if section else table)[leaf] = value
+    _place(table, key, value)
+
+
+def _place(table: dict[str, Any], key: str, value: Any) -> None:
+    *path, leaf = key.split(".")
+    for section in path:
+        table = table.setdefault(section, {})
+    table[leaf] = value
+
+
+def _holder(table: Any, key: str) -> tuple[Any, str]:
+    """The table that a dotted key is in, or what stands in its place; and the last part of the key."""
+    *path, leaf = key.split(".")
+    for section in path:
+        table = table.get(section) if isinstance(table, dict) else None
+    return table, leaf
 
 
 def _from_text(text: str, kind: Any) -> Any:
@@ -226,8 +242,7 @@ def _convert(table: dict[str, Any], problems: list[Refused]) -> Config | None:
     known = known_keys()
     clean: dict[str, Any] = {}
     for key, kind in known.items():
-        section, _, leaf = key.rpartition(".")
-        holder = table.get(section) if section else table
+        holder, leaf = _holder(table, key)
         if not isinstance(holder, dict) or leaf not in holder:
             continue
         value = holder[leaf]
@@ -238,7 +253,7 @@ def _convert(table: dict[str, Any], problems: list[Refused]) -> Config | None:
                 Refused("invalid", f"{key}: {_plain(error, kind)}; got {value!r}", path=f"$.{key}")
             )
             continue
-        (clean.setdefault(section, {}) if section else clean)[leaf] = converted
+        _place(clean, key, converted)
     try:
         return msgspec.convert(clean, Config)
     except msgspec.ValidationError as error:  # pragma: no cover - each key converted alone before
@@ -250,7 +265,9 @@ def _plain(error: msgspec.ValidationError, kind: Any) -> str:
     """The validator's words with a moved-over path, and the choices where it only says "invalid"."""
     head, _, place = str(error).partition(" - at `$")
     if "matching regex" in head:
-        head = "expected HOST:PORT" if "{1,5}" in head else "expected a numeric id as key"
+        form = head.partition("regex ")[2]
+        words = (("{1,5}", "HOST:PORT"), ("[0-9]{1,10}", "a numeric id as key"), ("https?", "http(s)://…"))
+        head = "expected " + next((word for mark, word in words if mark in form), f"the form {form}")
     elif head.startswith("Invalid enum value"):
         head = f"expected one of {', '.join(map(repr, _choices(kind)))}"
     where = place.rstrip("`")
@@ -286,7 +303,9 @@ def _contradictions(config: Config) -> Iterator[Refused]:
         )
     if (config.http.tls_certificate is None) != (config.http.tls_key is None):
         yield Refused(
-            "invalid", "http: tls_certificate and tls_key belong together; one of them is missing", path="$.http"
+            "invalid",
+            "http: tls_certificate and tls_key belong together; one of them is missing",
+            path="$.http",
         )
     if config.http.listen is not None and not config.http.listen.startswith("unix:"):
         host, _, port = config.http.listen.rpartition(":")

@@ -48,7 +48,9 @@ class Http(Section, frozen=True, kw_only=True):
 
     listen: Annotated[
         Port | None,
-        Meta(description="Address of the listener, for example `127.0.0.1:9464` or `unix:/run/loopd/http.sock`."),
+        Meta(
+            description="Address of the listener, for example `127.0.0.1:9464` or `unix:/run/loopd/http.sock`."
+        ),
     ] = None
     tls_certificate: Annotated[
         Path | None, Meta(description="PEM file of a certificate with its chain; then HTTPS is spoken.")
@@ -56,7 +58,9 @@ class Http(Section, frozen=True, kw_only=True):
     tls_key: Annotated[Path | None, Meta(description="PEM file of its key.")] = None
     metrics_auth: Annotated[
         bool,
-        Meta(description="`/metrics` needs a token with scope `metrics` also on a loopback address; elsewhere it always does."),
+        Meta(
+            description="`/metrics` needs a token with scope `metrics` also on a loopback address; elsewhere it always does."
+        ),
     ] = False
     connections: Annotated[
         int, Meta(ge=8, le=100_000, description="Open HTTP connections, event streams among them.")
@@ -270,9 +274,9 @@ class Retention(Section, frozen=True, kw_only=True):
             description="Age in days at which whole sealed months are deleted; a link stays, so that the rest still verifies. 0: never.",
         ),
     ] = 400
-    every_s: Annotated[
-        int, Meta(ge=1, le=86_400, description="How often it is looked for what is due.")
-    ] = 3_600
+    every_s: Annotated[int, Meta(ge=1, le=86_400, description="How often it is looked for what is due.")] = (
+        3_600
+    )
 
 
 class Redaction(Section, frozen=True, kw_only=True):
@@ -304,15 +308,21 @@ class Otlp(Section, frozen=True, kw_only=True):
 
     endpoint: Annotated[
         Annotated[str, Meta(max_length=2_048, pattern=r"^https?://")] | None,
-        Meta(description="Where spans go, for example `http://127.0.0.1:4318/v1/traces`. Off until it is set."),
+        Meta(
+            description="Where spans go, for example `http://127.0.0.1:4318/v1/traces`. Off until it is set."
+        ),
     ] = None
     headers_env: Annotated[
         Annotated[str, Meta(max_length=128)] | None,
-        Meta(description="Name of an environment variable with headers, `name=value,name=value`: keys stay out of files."),
+        Meta(
+            description="Name of an environment variable with headers, `name=value,name=value`: keys stay out of files."
+        ),
     ] = None
     content: Annotated[
         bool,
-        Meta(description="Messages, arguments and results too, redacted by profile `secrets`; else metadata only."),
+        Meta(
+            description="Messages, arguments and results too, redacted by profile `secrets`; else metadata only."
+        ),
     ] = False
 
 
@@ -320,6 +330,89 @@ class Telemetry(Section, frozen=True, kw_only=True):
     """What other systems are told."""
 
     otlp: Otlp = Otlp()
+
+
+class ChatDefaults(Section, frozen=True, kw_only=True):
+    """Bounds of chat sessions; a session's own `limits` change them for itself."""
+
+    retries: Annotated[
+        int, Meta(ge=0, le=100, description="How often a failed model call is tried again; 0: never.")
+    ] = 3
+    base_ms: Annotated[
+        int, Meta(ge=1, le=600_000, description="Wait before the first retry; it doubles with each.")
+    ] = 500
+    cap_ms: Annotated[int, Meta(ge=1, le=3_600_000, description="Longest wait before a retry.")] = 20_000
+    patience_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3_600_000,
+            description="Longest `Retry-After` that is waited for inside a turn; a longer one ends it, and the gate waits.",
+        ),
+    ] = 30_000
+    connect_s: Annotated[int, Meta(ge=1, le=600, description="Longest wait for a connection.")] = 10
+    first_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="Longest wait for the first byte of an answer.")
+    ] = 600
+    silence_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="Longest wait for the next byte of an answer.")
+    ] = 120
+    answer_chars: Annotated[
+        int, Meta(ge=1_024, le=100_000_000, description="A longer answer is cut off.")
+    ] = 524_288
+    tool_timeout_s: Annotated[
+        int, Meta(ge=1, le=3_600, description="Time of a shell command that names none.")
+    ] = 120
+    tool_parallel: Annotated[
+        int, Meta(ge=1, le=64, description="Tool calls of one answer that run at the same time.")
+    ] = 4
+    tool_result_chars: Annotated[
+        int,
+        Meta(
+            ge=1_024,
+            le=10_000_000,
+            description="A longer tool result is cut in the middle before it goes to the model; digests are of the whole. Of a shell command never more than 32,768 are kept.",
+        ),
+    ] = 32_768
+    compact_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Share of the context window from which on the context is compacted; 0: only when the endpoint refuses it.",
+        ),
+    ] = 80
+    error_prose: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=500)], ...],
+        Meta(
+            max_length=100,
+            description="Regular expressions of answers that are errors told in words, beside the ones that loopd knows; matched at the beginning of answers of at most 600 characters.",
+        ),
+    ] = ()
+
+
+class ProxyDefaults(Section, frozen=True, kw_only=True):
+    """The loopback model proxy; see "Use the model proxy" among the how-tos."""
+
+    keep_bodies: Annotated[
+        bool,
+        Meta(
+            description="Keep the exact bytes of requests and answers in the journal; else only their digests."
+        ),
+    ] = True
+    first_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="Longest wait for an endpoint's answer to begin.")
+    ] = 600
+    silence_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="Longest wait for the next byte of an answer.")
+    ] = 300
+
+
+class Drivers(Section, frozen=True, kw_only=True):
+    """What holds for all sessions of a driver."""
+
+    chat: ChatDefaults = ChatDefaults()
+    proxy: ProxyDefaults = ProxyDefaults()
 
 
 class Testing(Section, frozen=True, kw_only=True):
@@ -362,6 +455,7 @@ class Config(Section, frozen=True, kw_only=True):
     costs: Costs = Costs()
     access: Access = Access()
     agents: Agents = Agents()
+    drivers: Drivers = Drivers()
     log: Log = Log()
     metrics: MetricsSection = MetricsSection()
     recovery: Recovery = Recovery()

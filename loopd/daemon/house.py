@@ -296,6 +296,7 @@ class Daemon:
                     if failpoints.armed:
                         failpoints.hit("boot.ready")
                     tasks.start_soon(forensics.keep_anchored, bus)
+                    tasks.start_soon(forensics.send_spans, bus)
                     self._announce()
                     tasks.start_soon(systemd.feed_watchdog, self.healthy)
                     await self.stopping.wait()

@@ -32,11 +32,19 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
     compact_percent: int = 80
     error_prose: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> ChatSettings:
+        """From flat fields as the configuration has them, for example `{"retries": 5, "tool_parallel": 2}`."""
+        return cls(error_prose=tuple(given.get("error_prose", ()))).changed(given)
+
     def with_limits(self, own: ChatLimits | None) -> ChatSettings:
         """These settings with what the session's spec sets itself."""
         if own is None:
             return self
-        given: dict[str, Any] = {k: v for k, v in msgspec.structs.asdict(own).items() if v is not None}
+        return self.changed({k: v for k, v in msgspec.structs.asdict(own).items() if v is not None})
+
+    def changed(self, given: dict[str, Any]) -> ChatSettings:
+        """These settings with other values, by flat names."""
         return msgspec.structs.replace(
             self,
             retry=_changed(self.retry, given),

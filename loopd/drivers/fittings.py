@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import anyio.abc
 
-from loopd.drivers.acp.launch import Premises
+from loopd.drivers.acp.launch import BOOT, Premises
 from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.proxy.door import ProxyDoor
 from loopd.drivers.run_as import RunAs
@@ -40,3 +40,8 @@ class Fittings:
     agents: Premises | None = None
     agent_door: AgentDoor | None = None
     run_as: RunAs | None = None
+
+    @property
+    def boot_mark(self) -> dict[str, str]:
+        """Environment by which the next boot finds, and ends, what this one left running."""
+        return {} if self.agents is None else {BOOT: f"{self.agents.house}.{self.agents.boot}"}

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -44,22 +44,24 @@ class McpTools:
         workspace: where servers run, or None.
         tasks: where the servers' owners run; None where there is no daemon.
         run_as: the user that servers run as, or None for the daemon's own.
+        boot_mark: environment by which the next boot finds them.
 
     Raises:
         Refused: `invalid` when the SDK is not installed, or a server has neither command nor address.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         sid: str,
         servers: Sequence[McpServer],
         workspace: str | None,
         tasks: anyio.abc.TaskGroup | None,
         run_as: RunAs | None = None,
+        boot_mark: Mapping[str, str] | None = None,
     ) -> None:
         _check(servers)
         self._tasks = tasks
-        env = environment(sid, os.environ)
+        env = {**environment(sid, os.environ), **(boot_mark or {})}
         self._servers = [Server(sid, spec, env=env, cwd=workspace, run_as=run_as) for spec in servers]
         self._names: dict[str, tuple[Server, str]] = {}
         self._schemas: tuple[dict[str, Any], ...] = ()

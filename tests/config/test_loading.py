@@ -48,6 +48,8 @@ def test_every_key_can_be_set_by_its_variable() -> None:
         bool: "true", int: "1", "http.listen": "127.0.0.1:1", "data": "/d", "socket": "/s", "sessions.preset": "published",
         "costs.prices": "{test = {input = 1, output = 2}}", "http.allowed_hosts": "a, b", "sessions.set": "{'rules.repeated_text.threshold' = 7}", "access.uids": "{1000 = ['read']}",
         "access.gids": "{1000 = ['read']}", "log.level": "debug", "log.format": "text", "http.allow_remote": "true",
+        "drivers.chat.answer_chars": "2048", "drivers.chat.tool_result_chars": "2048", "http.connections": "8",
+        "telemetry.otlp.endpoint": "http://127.0.0.1:4318/v1/traces", "anchors.trusted_keys": "a" * 64,
     }  # fmt: skip
     environ = {environment_name(key): str(values.get(key, "1")) for key in KEYS}
     config = load(environ=environ)
@@ -170,3 +172,28 @@ def test_unknown_keys_never_pass_and_never_crash(table: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_loopback_is_this_machine_only(host: str, *, answer: bool) -> None:
     assert is_loopback(host) is answer
+
+
+def test_sections_inside_sections_are_read_and_their_mistakes_named(tmp_path: Path) -> None:
+    file = tmp_path / "loopd.toml"
+    file.write_text(
+        "[drivers.chat]\nretries = 7\nerror_prose = ['oh no']\n[drivers.proxy]\nkeep_bodies = false\n"
+    )
+    config = load(file, environ={"LOOPD_DRIVERS_CHAT_TOOL_PARALLEL": "2"})
+    chat = config.drivers.chat
+    assert (chat.retries, chat.tool_parallel, chat.error_prose, chat.cap_ms) == (7, 2, ("oh no",), 20_000)
+    assert config.drivers.proxy.keep_bodies is False
+    file.write_text("[drivers.chat]\nretrys = 7\ntool_parallel = 0\n")
+    with pytest.raises(ConfigRefused) as refused:
+        load(file, environ={"LOOPD_DRIVERS_CHAT_RETRYS": "1"})
+    assert refused.value.problems == (
+        f"unknown key 'drivers.chat.retrys' in {file}; nearest known key is 'drivers.chat.retries'",
+        "unknown variable 'LOOPD_DRIVERS_CHAT_RETRYS' in the environment; nearest known one is "
+        "'LOOPD_DRIVERS_CHAT_RETRIES'",
+        "drivers.chat.tool_parallel: expected `int` >= 1; got 0",
+    )
+    file.write_text("[drivers]\nchat = 5\n")
+    with pytest.raises(
+        ConfigRefused, match=r"drivers.chat: expected a table such as \[drivers.chat\]; got 5"
+    ):
+        load(file, environ={})

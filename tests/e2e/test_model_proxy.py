@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from loopd.testing.endpoint import Call, Recorded, Reply, ask, fail, say
 from tests.e2e.audit import Journal
-from tests.e2e.harness import NO_RULES, Daemon, House, endpoint
+from tests.e2e.harness import NO_RULES, Daemon, House, endpoint, gone
 
 pytestmark = pytest.mark.process
 APIS = ("chat-completions", "messages", "responses")
@@ -141,3 +144,40 @@ def test_context_is_compacted_recorded_and_rebuilt_also_after_a_crash(house: Hou
     daemon.verified(sid)
     daemon.terminate()
     Journal(daemon.data / "journal.sqlite").check()
+
+
+def test_mcp_tools_work_in_a_daemon_and_none_of_their_processes_survives_its_kill(house: House) -> None:
+    server = Path(__file__).parents[1] / "drivers" / "mcp_demo_server.py"
+    daemon = house.daemon().start()
+    script = [ask(Call("demo__add", {"a": 40, "b": 2})), ask(Call("demo__leave_behind", {})), say("done")]
+    with endpoint(script) as (model, _):
+        sid = daemon.ctl(
+            "new", "--driver", "chat", "--base-url", model.base_url, "--model", "m", "--api", "messages",
+            "--proxy", "--mcp", f"demo={sys.executable} {server}",
+        )["sid"]  # fmt: skip
+        daemon.call("send", sid, text="add")
+        daemon.until(sid, "turn.completed")
+        first, second = (event["b"]["calls"] for event in daemon.events(sid, "turn.step")[:2])
+        assert first[0]["result"] == "42"
+        child = int(second[0]["result"])
+        shown = daemon.ctl("show", f"{sid}@1", "--prompt", "--step", "2")["prompt"]
+        assert shown["request_sha256"] == shown["recorded_sha256"], "with the schemas as they were offered"
+        assert "demo__add" in shown["request"]
+    assert Path(f"/proc/{child}").exists()
+    daemon.kill()
+    daemon.start()
+    assert gone(child)
+    marked = [
+        path
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if f"LOOPD_SESSION={sid}".encode() in readable(path).split(b"\0")
+    ]
+    assert marked == []
+
+
+def readable(path: Path) -> bytes:
+    """The environment of a process that may be somebody else's."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
