@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-agents test-page crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: pictures help demo demo-real test test-long test-agents test-page crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ test-long: $(VENV)/.dev ## the heavy cases with their full counts
 
 # The agents and Node go into ~/.cache/loopd-agents (LOOPD_AGENTS_CACHE), the model into .cache/; about 1.2 GB, once.
 # What a registry does not have is skipped, and said to be. AGENTS="goose pi" installs only these.
+pictures: $(VENV)/.dev ## take the pictures of page and screen for the docs again (needs chromium)
+	@$(PIP) "playwright==1.65.2"
+	@$(BIN)/python docs/make_pictures.py
+
 PAGE_CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/loopd-page
 test-page: $(VENV)/.dev ## the web page in a real browser (needs Debian's chromium; installs the rest)
 	@$(PIP) "playwright==1.65.2"
