@@ -25,6 +25,7 @@ from loopd.store.anchors import EVERY_EVENTS, EVERY_S, Anchor, Signer, key_id, p
 from loopd.store.export import Wanted
 from loopd.store.shelf import Shelf
 from loopd.store.sqlite import SqliteStore
+from loopd.telemetry.otlp import OtlpFeed
 from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.anchor")
@@ -62,6 +63,19 @@ class Forensics:
         self._spool = Spool(data / SPOOL, clock)
         self._spool.clear()
         Redactor("secrets", patterns=config.redaction.patterns)  # a pattern that cannot be is told at the start
+        self._otlp = self._feed()
+
+    def _feed(self) -> OtlpFeed | None:
+        otlp = self._config.telemetry.otlp
+        if otlp.endpoint is None:
+            return None
+        return OtlpFeed(
+            otlp.endpoint,
+            log=self._store.log_id,
+            headers_env=otlp.headers_env,
+            content=otlp.content,
+            redactor=self.redactor("secrets"),
+        )
 
     def redactor(self, profile: str) -> Redactor:
         """A redactor with the key of this data folder."""
@@ -111,9 +125,16 @@ class Forensics:
             emit(anchor)
         return anchor.seq
 
+    async def send_spans(self, bus: Bus) -> None:
+        """Tell a collector of what happens, if one is configured; for ever."""
+        if self._otlp is not None:
+            await self._otlp.run(bus)
+
     async def aclose(self) -> None:
         """Close what is open."""
         await self.shelf.aclose()
+        if self._otlp is not None:
+            await self._otlp.aclose()
 
 
 def redaction_key(data: Path) -> bytes:
