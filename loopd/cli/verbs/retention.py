@@ -38,7 +38,7 @@ VERBS: dict[str, Verb] = {
         "copy the journal while it is written",
         "keeping:snapshot",
         retention.snapshot_arguments,
-        "loopctl db snapshot /backup/journal-$(date +%F).sqlite",
+        "loopctl db snapshot /backup/journal-copy.sqlite",
         "loopctl db snapshot /backup/journal.sqlite --verify",
     ),
 }
