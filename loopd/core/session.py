@@ -179,7 +179,8 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
         case Ticked():
             decision.ticked()
         case Reconsidered():
-            decision.judge()
+            if session.turn is not None or not budgets.conclude(decision):
+                decision.judge()
     return decision.done()
 
 

@@ -158,6 +158,8 @@ class Router:
             self.boot.leftovers = ended
         cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
         await self.feed([*running, *cut], Ticked())  # loading them is recovering them
+        for scope in self.treasury.spent():  # it died before all members had looked
+            await self.reconsider_some(self.treasury.members(scope, self.rows), Reconsidered())
 
     async def look(self, tasks: anyio.abc.TaskGroup, why: Refused) -> None:
         """Read all sessions, to be looked at and nothing else: the journal is damaged."""
@@ -352,7 +354,10 @@ class Router:
 
     def spent(self, before: Session, after: Session, at_ms: int, seq: int) -> None:
         """See `session_loop.Office`."""
-        self.treasury.follow(before, after, at_ms, seq)
+        for scope in self.treasury.follow(before, after, at_ms, seq):
+            members = self.treasury.members(scope, self.rows)
+            assert self._tasks is not None
+            self._tasks.start_soon(self.reconsider_some, members, Reconsidered())
 
     def durable(self, sid: str) -> Session | None:
         """The committed state of a session that is loaded."""

@@ -89,6 +89,10 @@ class _Count:
                 self.index, self.used = index, NOTHING
         self.used = self.used.plus(used)
 
+    @property
+    def spent(self) -> bool:
+        return self.used.of(self.limit.kind) >= self.limit.limit
+
     def purse(self, scope: str, now: int) -> Purse:
         per_ms, used, until_ms = self.limit.per_ms, self.used, None
         if per_ms is not None:
@@ -172,26 +176,50 @@ class Treasury:
 
     # -- following ----------------------------------------------------------------------------
 
-    def follow(self, before: Session, after: Session, at_ms: int, seq: int) -> None:
-        """A commit that ends at `seq` changed a session: what it spent goes from all that it shares."""
+    def follow(self, before: Session, after: Session, at_ms: int, seq: int) -> list[str]:
+        """A commit that ends at `seq` changed a session: what it spent goes from all that it shares.
+
+        Returns:
+            Scopes (labels, sids of parents) of which a total is spent by this: their members have to look.
+        """
         if before.account.limits != after.account.limits:
             self._retree(after, at_ms)
         if not self._labels and not self._trees:
-            return
+            return []
         spent = total_of(after).minus(total_of(before))
         if spent == NOTHING:
-            return
-        for count in self._counts_of(after.sid, after.labels, after.account.parent):
+            return []
+        over = []
+        for scope, count in self._counts_of(after.sid, after.labels, after.account.parent):
             if seq > count.since:
+                was = count.spent
                 count.add(spent, at_ms)
+                if count.spent and not was and count.limit.per_ms is None:
+                    over.append(scope)
+        return over
 
-    def _counts_of(self, sid: str, labels: Mapping[str, str], parent: str | None) -> Iterator[_Count]:
+    def spent(self) -> list[str]:
+        """Scopes of which a total is spent."""
+        scopes = [*self._labels.items(), *self._trees.items()]
+        return [
+            scope
+            for scope, counts in scopes
+            if any(count.spent and count.limit.per_ms is None for count in counts.values())
+        ]
+
+    def members(self, scope: str, rows: Mapping[str, PassiveRow]) -> list[str]:
+        """Sids of the sessions that a scope binds."""
+        return self.with_label(scope, rows.values()) if "=" in scope else sorted(self._descendants(scope))
+
+    def _counts_of(
+        self, sid: str, labels: Mapping[str, str], parent: str | None
+    ) -> Iterator[tuple[str, _Count]]:
         for label, counts in self._labels.items():
             key, _, value = label.partition("=")
             if labels.get(key) == value:
-                yield from counts.values()
+                yield from ((label, count) for count in counts.values())
         for each in self._line(sid, parent):
-            yield from self._trees.get(each, {}).values()
+            yield from ((each, count) for count in self._trees.get(each, {}).values())
 
     def adopt(self, child: str, parent: Session, now: int) -> None:
         """A child was created: its parent's limits are shared from now on."""
