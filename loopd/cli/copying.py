@@ -172,13 +172,14 @@ def _otlp(archive: Any) -> str:
     from loopd.telemetry.spans import Spans, document
 
     spans = Spans(log=archive.log, content=True)
+    names = {said["num"]: str(said["sid"]) for said in archive.values("sessions.ndjson")}
     made = [
         span
         for row in archive.rows()
         if row.sid is not None and row.body is not None
-        for span in spans.feed(row.sid, row.seq, row.at_ms, row.kind, row.body)
+        for span in spans.feed(names.get(row.sid, str(row.sid)), row.seq, row.at_ms, row.kind, row.body)
     ]
-    return json.dumps(document([*made, *spans.finish()]), ensure_ascii=False) + "\n"
+    return json.dumps(document([*made, *spans.finish()], log=archive.log), ensure_ascii=False) + "\n"
 
 
 def _ndjson(archive: Any) -> str:
