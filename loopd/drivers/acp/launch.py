@@ -25,6 +25,10 @@ AGENT = "LOOPD_AGENT"
 which agent process."""
 
 
+HOMELESS = Path("/var/lib/loopd-agents")
+"""Where agents live whose user has no home folder; only root can make folders there."""
+
+
 def no_servers(sid: str) -> list[dict[str, Any]]:
     """A house without an MCP server of its own."""
     del sid
@@ -67,7 +71,9 @@ class Premises:
         """The folder in which a session's home and work folders are; its agent must be able to reach it."""
         if self.user is None:
             return self.folder(sid)
-        return Path(self.user.home) / ".loopd" / self.house / sid
+        if os.path.isdir(self.user.home):
+            return Path(self.user.home) / ".loopd" / self.house / sid
+        return HOMELESS / self.user.name / self.house / sid
 
 
 class Door(Protocol):

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from loopd.drivers.acp.connection import AgentGone, Connection
-from loopd.drivers.acp.launch import AGENT, BOOT, Launch
+from loopd.drivers.acp.launch import AGENT, BOOT, HOMELESS, Launch
 from loopd.drivers.marks import descendants, end_marked, let_go, signal_group
 from loopd.drivers.run_as import RunAs
 from loopd.drivers.shell import SESSION
@@ -245,6 +245,10 @@ class AgentProcess(asyncio.SubprocessProtocol):
 def _furnish(launch: Launch, user: RunAs | None) -> None:
     """Make the folders and files of a session; a file takes the place of whatever stands there."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if user is not None and HOMELESS in launch.quarters.parents:
+        launch.quarters.parent.mkdir(parents=True, exist_ok=True)
+        launch.quarters.mkdir(exist_ok=True, mode=0o700)
+        os.chown(launch.quarters, user.uid, user.gid, follow_symlinks=False)
     with user.files() if user is not None else contextlib.nullcontext():
         home = launch.quarters / "home"
         home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,11 @@ from loopd.drivers.proxy.door import Passage
 from loopd.drivers.retry import Fault
 from loopd_protocol.events import Usage
 
+LOOK_S = 1.0
+FAULT_PATIENCE_S = 10.0
+"""An agent that is silent for so long after a failed model call is waiting to try again; the gate does that."""
+CALLS_PER_STEP = 30
+"""One step is one model call; side calls and retries are a few more. An agent was seen to make 516 in 45 s."""
 SETTLE_S = 5.0
 """A side call of the agent that runs on after its answer is waited for so long."""
 
@@ -20,7 +25,8 @@ class Traffic:
     Attributes:
         fault: of the last model call, None when it succeeded or none was seen.
         paused: why the proxy answered a call itself, in this turn.
-        calls: model calls that ended.
+        calls: model calls of the running step that ended, in this prompt.
+        trouble: the last fault of the running step, also when a later call succeeded.
     """
 
     def __init__(self) -> None:
@@ -29,13 +35,14 @@ class Traffic:
         self.fault: Fault | None = None
         self.paused: str | None = None
         self.calls = 0
+        self.trouble: Fault | None = None
 
     def begin(self, passage: Passage | None) -> None:
         """A prompt begins; what passed between turns belongs to none."""
         self._passage = passage
         if passage is not None:
             passage.take()
-        self._usage = self.fault = self.paused = None
+        self._usage = self.fault = self.paused = self.trouble = None
         self.calls = 0
 
     def look(self) -> None:
@@ -46,6 +53,7 @@ class Traffic:
         self.calls += seen.calls
         if seen.calls:
             self.fault = seen.fault
+            self.trouble = seen.fault or self.trouble
         self.paused = seen.paused or self.paused
         if seen.usage is not None:
             before = self._usage or Usage()
@@ -61,7 +69,23 @@ class Traffic:
         """Tokens since this was asked last, None when nothing was seen."""
         self.look()
         usage, self._usage = self._usage, None
+        self.calls, self.trouble = 0, None
         return usage
+
+    def runaway(self) -> TurnEnd | None:
+        """The end of a turn whose agent calls its model again and again without getting anywhere."""
+        self.look()
+        if self.calls <= CALLS_PER_STEP:
+            return None
+        said = f"the agent called its model {self.calls} times in one step; expected at most {CALLS_PER_STEP}"
+        if self.trouble is None:
+            return TurnEnd(outcome="model_error", cause="runaway", error=said)
+        return TurnEnd(
+            outcome="model_error",
+            cause=self.trouble.cause,
+            error=f"{said}; the last failure: {self.trouble.message}",
+            retry_after_ms=self.trouble.retry_after_ms,
+        )
 
     async def settled(self) -> None:
         """Wait a little for calls that are under way, then look."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.abc
@@ -23,7 +23,7 @@ from loopd.drivers.acp.connection import AgentGone, Answered, Asked, Ended, Mess
 from loopd.drivers.acp.effects import CANCELLED, Effects
 from loopd.drivers.acp.kinds import AgentKind
 from loopd.drivers.acp.steps import PromptAgain, StepDraft, StepWriter, TurnOver, first_of, text_of
-from loopd.drivers.acp.traffic import Traffic
+from loopd.drivers.acp.traffic import FAULT_PATIENCE_S, LOOK_S, Traffic
 from loopd.drivers.acp.usage import UsageMeter, reports_in
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import TurnHost
@@ -33,9 +33,6 @@ from loopd_protocol.events import Usage
 SETTLE_S = 0.03
 """A step whose tools have ended waits so long for late fields before it is handed in."""
 TOOL_SETTLE_S = 0.2
-LOOK_S = 1.0
-FAULT_PATIENCE_S = 10.0
-"""An agent that is silent for so long after a failed model call is waiting to try again; the gate does that."""
 WITHHELD = "denied: no tools were allowed in this step"
 
 
@@ -43,11 +40,8 @@ class HostedTurn:
     """Takes one turn.
 
     Args:
-        agent: gives the agent, opened if it has to be.
-        retire: ends the agent's process at once.
-        host: the turn's host.
-        kind: what is known of the agent.
-        sensor: looks at the workspace, or None.
+        agent: gives the agent, opened if it has to be; `retire` ends its process at once.
+        host, kind, sensor: the turn's host, what is known of the agent, what looks at the workspace.
         meter: counts tokens over the whole session.
         silence_s: longest silence of the model.
         preface: what has to be said before the next prompt; `agent` fills it.
@@ -136,6 +130,8 @@ class HostedTurn:
         self._prompt = connection.begin("session/prompt", {"sessionId": agent.session, "prompt": content})
         while True:
             message = await self._next()
+            if (runaway := self._traffic.runaway()) is not None:
+                await self._over(runaway)
             match message:
                 case None:
                     await self._hand_in()
@@ -178,10 +174,8 @@ class HostedTurn:
             if self._traffic.fault is not None and waited >= FAULT_PATIENCE_S and not self._draft.waits:
                 break
         what = "while a tool ran" if self._draft.waits else "while the model was to answer"
-        await self._cut_prompt()
-        await self._settle("cancelled")
         silent = faults.model_error("silence", f"the agent said nothing for {waited:g} s {what}")
-        raise TurnOver(self._traffic.ended() or silent)
+        return await self._over(self._traffic.ended() or silent)
 
     # -- updates ------------------------------------------------------------------------------------
 
@@ -201,7 +195,6 @@ class HostedTurn:
                 await self._chant()
         elif kind in {"tool_call", "tool_call_update"}:
             await self._tool(body)
-        # whatever else there is stands in the record of frames
 
     async def _tool(self, body: dict[str, Any], *, asks: bool = False) -> Call | None:
         call_id = body.get("toolCallId")
@@ -239,8 +232,7 @@ class HostedTurn:
     async def _asked(self, asked: Asked) -> None:
         body = asked.params.get("toolCall")
         call = await self._tool(body, asks=True) if isinstance(body, dict) else None
-        assert self._tasks is not None
-        assert self._agent is not None
+        assert self._tasks is not None and self._agent is not None  # noqa: PT018
         self._effects.answer(self._tasks, self._agent.connection, asked, call, allow=not self._withheld)
 
     async def _settle(self, outcome: str) -> None:
@@ -262,8 +254,7 @@ class HostedTurn:
     async def _carry_out(self, directive: Directive, *, feedback: str = "") -> None:
         """Stop, idle, or say in between what is to be said; returns when the agent may go on."""
         if directive.stop or directive.idle:
-            await self._cut_prompt()
-            raise TurnOver(TurnEnd(outcome="stopped_by_rule" if directive.stop else "idle"))
+            await self._over(TurnEnd(outcome="stopped_by_rule" if directive.stop else "idle"))
         notes = [message for message in directive.messages if message.role == "user"]
         told = "\n\n".join(part for part in (prompts.said(notes), feedback) if part)
         if told or directive.tools_withheld:
@@ -283,10 +274,10 @@ class HostedTurn:
 
     async def _chant(self) -> None:
         """The stream goes in circles: cut it and ask once more; a second time the turn is given up."""
+        if self._chanted:
+            await self._over(faults.model_error("chanting", "the answer says the same over and over"))
         await self._cut_prompt()
         await self._settle("cancelled")
-        if self._chanted:
-            raise TurnOver(faults.model_error("chanting", "the answer says the same over and over"))
         self._chanted = True
         await self._host.retrying(attempt=1, cause="chanting", delay_ms=0)
         raise PromptAgain(prompts.CHANTED, withheld=self._withheld)
@@ -365,6 +356,12 @@ class HostedTurn:
             self._agent.connection.clear()  # whoever asks next learns of it
             return True
         return False
+
+    async def _over(self, end: TurnEnd) -> NoReturn:
+        """Cut the prompt and end the turn like this."""
+        await self._cut_prompt()
+        await self._settle("cancelled")
+        raise TurnOver(end)
 
     async def _cut_prompt(self) -> None:
         """Cancel the prompt that runs; an agent that does not listen, or whose tools may run on, is ended.
