@@ -18,11 +18,13 @@ from loopd.core.inputs import (
     DropRequested,
     EffectEnded,
     EffectIntended,
+    EffectResolved,
     EndRequested,
     EnvelopeArrived,
     GateExtendRequested,
     GateOpenRequested,
     GoalChangeRequested,
+    HoldReleased,
     HoldRequested,
     InterruptRequested,
     Reconsidered,
@@ -100,6 +102,8 @@ class SessionMachine(RuleBasedStateMachine):
         super().__init__()
         self.world: World
         self.boot = 1
+        self.tools = 0
+        self.begun: list[tuple[int, str]] = []
         self.expected_due: dict[str, int] = {}
 
     @initialize(
@@ -152,6 +156,7 @@ class SessionMachine(RuleBasedStateMachine):
                 assert event.result in {"due", "skipped", "missed"}
                 assert event.due_ms == self.expected_due[event.job], "a due moment was left out"
                 assert event.due_ms <= self.world.now
+                assert self.world.now >= self.world.scheduled_from_ms, "a schedule did not wait"
                 self.expected_due[event.job] += JOBS[event.job][1]
                 if event.next_ms:
                     assert event.next_ms == self.expected_due[event.job]
@@ -307,10 +312,14 @@ class SessionMachine(RuleBasedStateMachine):
 
     # -- the house --------------------------------------------------------------------------------------
 
-    @rule(by=st.sampled_from(["freeze", "drain"]), cut=st.booleans())
+    @rule(by=st.sampled_from(["freeze", "drain", "maintenance"]), cut=st.booleans())
     def close_house(self, by: str, cut: bool) -> None:
         self.world.closed_by = by
-        if cut:
+        if by == "maintenance":  # a full disk: every gate gets a hold as well
+            hold = a_hold("Maintenance", self.world.now + 300_000)
+            events = self.feed(HoldRequested(hold=hold, cause="maintenance"))
+            assert not any(isinstance(e, ev.TurnStarted) for e in events)
+        elif cut:
             events = self.feed(CutRequested(cause=by))  # type: ignore[arg-type]
             assert not any(isinstance(e, ev.TurnStarted) for e in events)
 
@@ -318,7 +327,10 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def open_house(self) -> None:
         world = self.world
-        world.closed_by = None
+        was, world.closed_by = world.closed_by, None
+        if was == "maintenance":
+            self.feed(HoldReleased(kind="Maintenance", cause="maintenance"))
+            assert "Maintenance" not in world.audit.holds
         predicted = world.audit.predicted(closed=False, now=world.now)
         events = self.feed(Reconsidered())
         started = [list(e.envelopes) for e in events if isinstance(e, ev.TurnStarted)]
@@ -602,17 +614,63 @@ class SessionMachine(RuleBasedStateMachine):
                 self.feed(StepReported(n=turn.n, done=done))
                 self.feed(TurnEnded(n=turn.n, end=TurnEnd(outcome="completed")))
 
+    # -- effects ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.running)
+    @rule(repeatable=st.booleans())
+    def begin_a_tool(self, repeatable: bool) -> None:
+        turn = self.world.session.turn
+        assert turn is not None
+        self.tools += 1
+        given = EffectIntended(
+            n=turn.n,
+            call=f"t{self.tools}",
+            tool="shell",
+            args_sha256="0" * 64,
+            tool_class="exec",
+            repeatable=repeatable,
+        )
+        self.feed(given)
+        self.begun.append((turn.n, f"t{self.tools}"))
+
+    @precondition(lambda self: self.begun)
+    @rule(which=st.integers(0, 99), outcome=st.sampled_from(["ok", "error", "cancelled"]))
+    def end_a_tool(self, which: int, outcome: str) -> None:
+        """It may end long behind its turn, and may have been settled by a crash."""
+        n, call = self.begun.pop(which % len(self.begun))
+        known = {(e.n, e.call) for e in self.world.session.effects if not e.uncertain}
+        done = self.world.attempt(EffectEnded(n=n, call=call, outcome=outcome))
+        assert not isinstance(done, Refused)
+        told = [e.outcome for e in done.events if isinstance(e, ev.EffectOutcome)]
+        assert told == ([outcome] if (n, call) in known else [])
+
+    @precondition(lambda self: any(e.uncertain for e in self.world.session.effects))
+    @rule(which=st.integers(0, 99), outcome=st.sampled_from(["happened", "not_happened"]))
+    def settle_an_effect(self, which: int, outcome: Any) -> None:
+        uncertain = [e.id for e in self.world.session.effects if e.uncertain]
+        effect = uncertain[which % len(uncertain)]
+        done = self.world.attempt(EffectResolved(by="uid:1", id=effect, outcome=outcome))
+        assert not isinstance(done, Refused)
+        assert self.world.audit.effects[effect] == outcome
+        assert not any(isinstance(e, ev.TurnStarted) for e in done.events), "a note begins no turn"
+
     # -- the end of things ------------------------------------------------------------------------------
 
-    @rule(ms=st.integers(0, 3 * 3_600_000))
-    def crash(self, ms: int) -> None:
+    @rule(ms=st.integers(0, 3 * 3_600_000), unstable=st.booleans())
+    def crash(self, ms: int, unstable: bool) -> None:
         world = self.world
         was = world.audit.running
         holds = dict(world.audit.holds)
+        open_ones = {id_ for id_, outcome in world.audit.effects.items() if outcome is None}
+        again = {e.id for e in world.of(ev.EffectIntent) if e.repeatable} if open_ones else set()
         world.crash()
         world.now += ms
+        world.scheduled_from_ms = world.now + 300_000 if unstable else 0
         self.boot += 1
         events = self.feed(Recovered(boot=self.boot))
+        told = {e.id: e.outcome for e in events if isinstance(e, ev.EffectOutcome)}
+        assert told == {id_: "interrupted" if id_ in again else "uncertain" for id_ in open_ones}
+        events = tuple(e for e in events if not isinstance(e, ev.EffectOutcome))
         cut = [(e.n, e.cause, e.boot) for e in events if isinstance(e, ev.TurnInterrupted)]
         assert cut == ([] if was is None else [(was, "crash", self.boot)])
         if was is None:

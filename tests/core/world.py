@@ -54,6 +54,7 @@ class World:
     ) -> None:
         self.now = now
         self.closed_by: str | None = None
+        self.scheduled_from_ms = 0
         self.partial = ""
         self.purses: Callable[[Session, int], tuple[Purse, ...]] = lambda _session, _now: ()
         created = ev.SessionCreated(
@@ -85,6 +86,7 @@ class World:
             closed_by=self.closed_by,
             partial=self.partial,
             phase="model",
+            scheduled_from_ms=self.scheduled_from_ms,
             purses=self.purses(self.session, self.now),
         )
 

@@ -65,7 +65,8 @@ def proof(path: Path) -> dict[str, Any]:
     """The proof object of a database nobody has open."""
     connection = opening.connect(str(path))
     try:
-        log_id = connection.execute("SELECT log_id FROM meta").fetchone()
+        made = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone()
+        log_id = None if made is None else connection.execute("SELECT log_id FROM meta").fetchone()
         if log_id is None:  # it died before its first use was durable
             return {"ok": True, "findings": [], "checked": {"events": 0}}
         return run_verification(connection, Request(log_id=log_id[0]))
