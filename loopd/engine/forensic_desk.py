@@ -235,6 +235,7 @@ class ForensicDesk:
             answer=describe,
             policy=then.permits.rules,
             budgets=then.account.limits,
+            parent=self._living(then.account.parent),
             origin=origin,
             suspended=command.suspended,
         )
@@ -242,6 +243,11 @@ class ForensicDesk:
         seq = pending.appended.last
         result = {"sid": loop.session.sid, "name": loop.session.name, **told, "seq": seq}
         return Answer(seq=seq, rev=loop.session.ss, result=result)
+
+    def _living(self, sid: str | None) -> str | None:
+        """A parent that still lives: a fork spends what the forked session would have spent."""
+        row = None if sid is None else self._router.rows.get(sid)
+        return None if row is None or row.status != "live" else row.sid
 
     # -- out and in -----------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from loopd.testing.acp_quirks import tool
 from loopd.testing.replies import Call, Reply, ask, say
 from tests.e2e.harness import Daemon, House, endpoint
+from tests.e2e.hosting import hosted
 
 POLICY = [
     {"effect": "deny", "command": "git push *", "reason": "people release"},
@@ -212,3 +214,29 @@ def test_settings_change_for_the_next_turn_and_survive_a_restart(house: House, w
         assert unset["effective"] == "now"
         assert "turn.max_steps" not in unset["settings"]
         assert daemon.verified()["ok"]
+
+
+def test_the_permissions_that_a_hosted_agent_asks_for_are_decided_by_the_same_rules(house: House) -> None:
+    daemon = house.daemon().start()
+    wanted = [
+        tool(name="shell", ask=True, input={"command": command}, output=f"ran {command}")
+        for command in ("git push origin", "echo free", "make all", "make clean")
+    ]
+    agent = hosted(house, daemon, turns=[[*wanted, {"say": "done"}]], policy=POLICY)
+    daemon.call("send", agent.sid, text="go")
+    asked = waiting(daemon, agent.sid)
+    assert (asked["tool"], asked["excerpt"]) == ("shell", "make all")
+    patient = daemon.scripted(
+        house.script(["longer than the silence that this agent is allowed"]), delay_ms=4_000
+    )
+    daemon.call("send", patient, text="go")
+    daemon.until(patient, "turn.completed")
+    daemon.ctl("approve", asked["id"])
+    asked = waiting(daemon, agent.sid, 2)
+    daemon.ctl("deny", asked["id"])
+    daemon.until(agent.sid, "turn.completed")
+    chosen = [line["permission"]["outcome"].get("optionId") for line in agent.told("permission")]
+    assert chosen == ["x2", "x3", "x3", "x2"]
+    denied = [call["name"] for call in results(daemon, agent.sid) if call.get("error_class") == "denied"]
+    assert len(denied) == 2
+    assert daemon.verified()["ok"]
