@@ -82,7 +82,9 @@ def _rest(value: msgspec.Struct, first: Event) -> dict[str, Any]:
         elif mine is default or _same(mine, default):
             continue
         if isinstance(mine, msgspec.Struct) and not _is_tagged(type(mine)):
-            rest[name] = _rest(mine, first)
+            inner = _rest(mine, first)
+            if inner or default is not _MISSING:
+                rest[name] = inner
         elif callable(mine) or isinstance(mine, bytes):
             continue  # makes words that are made already; content that the events name by its digest
         else:
