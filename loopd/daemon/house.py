@@ -61,6 +61,8 @@ from loopd.server.unix import UnixServer, clear_stale, inherited_socket
 from loopd.store.ballast import MARGIN_BYTES, Ballast
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
+from loopd.webhooks import Deliveries
+from loopd.webhooks.signature import new_secret
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.event import Event
@@ -212,7 +214,6 @@ class Daemon:
             store.on_commit = committed
             store.on_group = metrics.commit
             self.keyring = Keyring(self.clock)
-            await self.keyring.load(store)
             rates = Rates(config.access.rate_per_s, config.access.burst)
             queries = Queries(router, self.status, self._agents)
             dispatcher = Dispatcher(
@@ -221,7 +222,10 @@ class Daemon:
                 self.stop,
                 keyring=self.keyring,
                 rates=rates,
+                new_secret=new_secret,
             )
+            await dispatcher.open()
+            deliveries = Deliveries(bus, dispatcher.hooks, now_ms=self.clock.now_ms)
             forensics = Forensics(self.data, config, store, self.clock)
             dispatcher.forensics = forensics.desk(router, queries)
             doors: list[anyio.CancelScope] = []
@@ -262,6 +266,7 @@ class Daemon:
                         tasks.start_soon(maintenance.run)
                         tasks.start_soon(upkeep.run)
                     tasks.start_soon(router.run)
+                    tasks.start_soon(deliveries.run)
                     if sock is None:
                         clear_stale(self.socket)
                     self.server = server = UnixServer(

@@ -9,6 +9,8 @@ import msgspec
 
 from loopd.core.access import Answer, Caller
 from loopd.core.writes import Appended, HouseRow, Idempotency
+from loopd.engine.consumers import Consumers
+from loopd.engine.hooks import WebhookDesk
 from loopd.engine.keyed import Keyed
 from loopd.engine.keyring import Key, Keyring
 from loopd.engine.router import Router
@@ -25,11 +27,20 @@ _TOLD = (
 
 
 class AccessDesk:
-    """Tokens and the audit trail."""
+    """Tokens and the audit trail, with consumers and webhooks behind the same desk."""
 
-    def __init__(self, router: Router, keyring: Keyring) -> None:
+    def __init__(
+        self,
+        router: Router,
+        keyring: Keyring,
+        *,
+        consumers: Consumers | None = None,
+        hooks: WebhookDesk | None = None,
+    ) -> None:
         self._router = router
         self.keyring = keyring
+        self.consumers = consumers or Consumers(router, keyring)
+        self.hooks = hooks
 
     async def carry_out(self, command: cm.Command, caller: Caller, keyed: Keyed | None) -> Answer | None:
         """Carry out one command, or None when it is not one of these."""
@@ -44,7 +55,10 @@ class AccessDesk:
                 return await self._rotate(command, caller, keyed)
             case ac.Audit():
                 return await self._audit(command)
-        return None
+        told = await self.consumers.carry_out(command, caller, keyed)
+        if told is None and self.hooks is not None:
+            told = await self.hooks.carry_out(command, caller, keyed)
+        return told
 
     async def _new(self, command: ac.TokenNew, caller: Caller, keyed: Keyed | None) -> Answer:
         _within(command.scopes, command.labels, caller)

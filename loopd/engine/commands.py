@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from loopd.engine.access_desk import AccessDesk
 from loopd.engine.clearance import cleared
 from loopd.engine.denials import Denials
 from loopd.engine.forensic_desk import ForensicDesk
+from loopd.engine.hooks import WebhookDesk
 from loopd.engine.keyed import Keyed
 from loopd.engine.keyring import Keyring
 from loopd.engine.policy_desk import PolicyDesk, session_budgets
@@ -90,6 +92,8 @@ class Dispatcher:
     Attributes:
         keyring: tokens of people and programs.
         reaches: which sessions exist for whom.
+        access: tokens and consumers; `open` reads them.
+        hooks: webhooks; likewise.
         upkeep: answers the commands about size and age of the journal; set by who runs it.
         forensics: explains and hands on what happened; set by who runs it.
     """
@@ -102,10 +106,12 @@ class Dispatcher:
         *,
         keyring: Keyring | None = None,
         rates: Rates | None = None,
+        new_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32),
     ) -> None:
         self.keyring = keyring or Keyring(router.clock)
         self.reaches = Reaches(router)
-        self._access = AccessDesk(router, self.keyring)
+        self.hooks = WebhookDesk(router, self.reaches, new_secret)
+        self.access = AccessDesk(router, self.keyring, hooks=self.hooks)
         self._policy = PolicyDesk(router)
         self._rates = rates or Rates(0, 1)
         self._router = router
@@ -115,6 +121,12 @@ class Dispatcher:
         self._denials = Denials()
         self.upkeep: Upkeep | None = None
         self.forensics: ForensicDesk | None = None
+
+    async def open(self) -> None:
+        """Read what the house keeps: tokens, consumers, webhooks."""
+        await self.keyring.load(self._router.store)
+        await self.access.consumers.load()
+        await self.hooks.load()
 
     async def dispatch(
         self,
@@ -202,7 +214,7 @@ class Dispatcher:
                 | DbSnapshot()
             ) if self.upkeep is not None:
                 return await self.upkeep.answer(command, caller, None if keyed is None else keyed.stored)
-        for desk in (self.forensics, self._access, self._policy):
+        for desk in (self.forensics, self.access, self._policy):
             told = None if desk is None else await desk.carry_out(command, caller, keyed)
             if told is not None:
                 return told

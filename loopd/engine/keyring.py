@@ -114,6 +114,15 @@ class Keyring:
             raise Refused("unauthenticated", "the token behind this has expired or was revoked")
         return self._caller(key)
 
+    def ancestors(self, kid: str) -> set[str]:
+        """The tokens that this one was rotated from, itself included."""
+        found: set[str] = set()
+        while kid and kid not in found:
+            found.add(kid)
+            key = self._keys.get(kid)
+            kid = "" if key is None else key.replaces
+        return found
+
     def valid(self, kid: str) -> bool:
         """Whether the token is still worth something."""
         key = self._keys.get(kid)

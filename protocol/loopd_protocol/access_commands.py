@@ -131,7 +131,8 @@ class WebhookCreate(Command, frozen=True, kw_only=True, tag="webhook.create"):
         secret: for the signature; a random one is made and shown once when it is left out.
         content: also send what was said; without it only metadata leaves the daemon.
         after: begin after this event; None begins at the head.
-        give_up_ms: for so long a sink may refuse one event before it goes to the dead letters.
+        give_up_ms: for so long a sink may refuse (4xx) one event before it goes to the dead letters. One that
+            is away, or answers 5xx, is asked for ever; its events wait in the log.
     """
 
     name: Name
@@ -143,7 +144,7 @@ class WebhookCreate(Command, frozen=True, kw_only=True, tag="webhook.create"):
     content: bool = False
     after: Seq | None = None
     timeout_ms: Annotated[int, Meta(ge=100, le=60_000)] = 10_000
-    give_up_ms: Annotated[int, Meta(ge=1_000, le=30 * DAY_MS)] = 3 * DAY_MS
+    give_up_ms: Annotated[int, Meta(ge=1_000, le=30 * DAY_MS)] = 3_600_000
 
 
 class WebhookList(Command, frozen=True, kw_only=True, tag="webhook.list"):
