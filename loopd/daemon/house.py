@@ -53,8 +53,6 @@ from loopd.engine.upkeep import Policy as RetentionPolicy
 from loopd.engine.upkeep import Upkeep
 from loopd.server.agent_door import AgentDoor, AgentServer
 from loopd.server.auth import PeerPolicy
-from loopd.server.http import Tls, serve_http
-from loopd.server.http.desk import Cookies, Desk, cookie_key
 from loopd.server.limits import SocketLimits
 from loopd.server.lineage import Lineage, reap
 from loopd.server.unix import UnixServer, clear_stale, inherited_socket
@@ -350,6 +348,10 @@ class Daemon:
             logger.warning("not journaled", extra={"kind": event.kind, "code": refusal.code})
 
     async def _open_http(self, tasks: anyio.abc.TaskGroup, metrics: Metrics) -> None:
+        # A quarter of what a start imports, for those who listen.
+        from loopd.server.http import Tls, serve_http  # noqa: PLC0415
+        from loopd.server.http.desk import Cookies, Desk, cookie_key  # noqa: PLC0415
+
         http = self.config.http
         assert http.listen is not None
         unix = http.listen.startswith("unix:")
