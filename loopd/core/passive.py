@@ -21,16 +21,17 @@ def passive_row(session: Session, *, closed_by: str | None = None, scheduled_fro
         closed_by=closed_by,
         scheduled_from_ms=scheduled_from_ms,
     )
-    untils = [hold.until_ms for hold in session.gate.holds]
-    known = [until for until in untils if until is not None]
+    holds, goal, turn = session.gate.holds, session.goal, session.turn
+    untils = [hold.until_ms for hold in holds] if holds else []
+    known = [until for until in untils if until is not None] if holds else []
     return PassiveRow(
         sid=session.sid,
         num=session.num,
         name=session.name,
         status=_word(session.status),
         preset=_word(session.preset),
-        goal=_word("" if session.goal is None else session.goal.status),
-        holds=_word(",".join(hold.kind for hold in session.gate.holds)),
+        goal="" if goal is None else _word(goal.status),
+        holds=_word(",".join(hold.kind for hold in holds)) if holds else "",
         until_ms=max(known) if known and len(known) == len(untils) else None,
         deadline_ms=next_deadline(session, house),
         inbox=len(session.inbox),
@@ -44,8 +45,8 @@ def passive_row(session: Session, *, closed_by: str | None = None, scheduled_fro
         progress_ms=session.progress_ms,
         created_ms=session.created_ms,
         last_turn_ms=session.last_turn_ms,
-        running=0 if session.turn is None else 1,
-        trigger=_word("" if session.turn is None else session.turn.trigger.value),
+        running=0 if turn is None else 1,
+        trigger="" if turn is None else _word(turn.trigger.value),
         labels=msgspec.json.encode(session.labels).decode() if session.labels else "",
     )
 

@@ -188,11 +188,18 @@ def next_deadline(session: Session, house: House) -> int | None:
     """The earliest moment at which the session has to be `Ticked`, or None."""
     if session.status != "live":
         return None
-    moments = [gate.deadline_of(session.gate), continuation.due(session, house)]
-    moments += [approvals.next_due(session), budgets.wall_due(session)]
-    scheduled = [*(job.next_ms for job in session.crons), *(wake.due_ms for wake in session.wakes)]
-    moments += [max(due, house.scheduled_from_ms) for due in scheduled if due is not None]
-    if session.turn is None and house.closed_by is None and not session.gate.is_open:
+    # Asked after each commit, and most of it is not there: what is absent costs nothing.
+    holds, moments = session.gate.holds, [continuation.due(session, house)]
+    if holds:
+        moments.append(gate.deadline_of(session.gate))
+    if session.permits.pending:
+        moments.append(approvals.next_due(session))
+    if session.account.limits:
+        moments.append(budgets.wall_due(session))
+    if session.crons or session.wakes:
+        scheduled = [*(job.next_ms for job in session.crons), *(wake.due_ms for wake in session.wakes)]
+        moments += [max(due, house.scheduled_from_ms) for due in scheduled if due is not None]
+    if holds and session.inbox and session.turn is None and house.closed_by is None:
         may_pass_ms = session.last_pass_ms + house.settings.gate.pass_gap_ms
         for waiting in session.inbox:
             if SOURCE_POLICIES[waiting.source].starts_turn and not gate.blocked_by(
