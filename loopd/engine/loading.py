@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from loopd.core.state import Session
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History
+from loopd.engine.office import Office
 from loopd.engine.ports import Store
-from loopd.engine.session_loop import Office, SessionLoop
+from loopd.engine.session_loop import SessionLoop
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.forensic_events import SessionForked

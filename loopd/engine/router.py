@@ -40,9 +40,10 @@ from loopd.engine.founding import founded
 from loopd.engine.history import CONTEXT_BYTES, History
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
+from loopd.engine.office import Pending
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
-from loopd.engine.session_loop import STOP_WITHIN_S, Pending, SessionLoop
+from loopd.engine.session_loop import STOP_WITHIN_S, SessionLoop
 from loopd.engine.timers import Timers
 from loopd.engine.treasury import Treasury, child_row, parent_of
 from loopd_protocol import events as ev
@@ -312,24 +313,24 @@ class Router:
     # -- office of the session loops ----------------------------------------------------------
 
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         assert self._tasks is not None
         self._tasks.start_soon(loop.run_turn, turn, Place(self._places))
 
     def release(self, loop: SessionLoop) -> None:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         if loop.drives and self._tasks is not None:
             self._tasks.start_soon(loop.aclose)
 
     def changed(self, loop: SessionLoop) -> None:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         self._trusted.add(loop.session.sid)
         row = passive_row(loop.durable, closed_by=self.closed_by, scheduled_from_ms=self.scheduled_from_ms)
         self.directory.follow(row)
         self._rearm(loop.session.sid)
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         if loop.forgotten:
             return
         logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": _code(error)})
@@ -349,11 +350,11 @@ class Router:
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
 
     def purses(self, session: Session) -> tuple[Purse, ...]:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         return self.treasury.purses(session, self.clock.now_ms()) if self.treasury else ()
 
     def spent(self, before: Session, after: Session, at_ms: int, seq: int) -> None:
-        """See `session_loop.Office`."""
+        """See `office.Office`."""
         for scope in self.treasury.follow(before, after, at_ms, seq):
             members = self.treasury.members(scope, self.rows)
             assert self._tasks is not None
