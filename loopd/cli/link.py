@@ -8,10 +8,9 @@ from loopd.cli.exits import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
     from typing import Any
-
-    import argparse
 
     from loopd.client import CallFailed, Client
     from loopd.client_http import HttpClient

@@ -45,6 +45,8 @@ GROUPS = {
     "inbox": "envelopes that wait",
     "budget": "what may be spent, and what is left",
     "token": "access for colleagues and programs",
+    "consumer": "named cursors for programs that read events",
+    "webhook": "send events to other programs",
 }
 DEFAULT_MEMBERS = {
     **forensics.DEFAULT_MEMBERS,
@@ -55,5 +57,7 @@ DEFAULT_MEMBERS = {
     "inbox": "list",
     "budget": "get",
     "token": "list",
+    "consumer": "list",
+    "webhook": "list",
 }
 """`loopctl inbox SID` is `loopctl inbox list SID`."""

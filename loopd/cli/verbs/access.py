@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopd.cli import access
+from loopd.cli import access, sinks
 from loopd.cli import arguments as arg
 from loopd.cli.verbs.verb import Verb
 
@@ -36,5 +36,46 @@ VERBS: dict[str, Verb] = {
         access.audit_arguments,
         "loopctl audit --denied",
         "loopctl audit mapper --principal 'token:*'",
+    ),
+}
+
+VERBS |= {
+    "consumer create": Verb(
+        "a named cursor that the daemon keeps",
+        "sinks:create_consumer",
+        sinks.consumer_create,
+        "loopctl consumer create warehouse --after 0",
+        "loopctl consumer create pager -k 'degeneration.*' -k session.ended",
+    ),
+    "consumer ack": Verb(
+        "everything up to an event is done with",
+        "sinks:ack",
+        sinks.consumer_ack,
+        "loopctl consumer ack warehouse 918280",
+    ),
+    "consumer list": Verb(
+        "named cursors and how far behind they are", "sinks:consumers", arg.nothing, "loopctl consumer list"
+    ),
+    "consumer delete": Verb(
+        "forget a named cursor", "sinks:forget", sinks.consumer_name, "loopctl consumer delete warehouse"
+    ),
+    "webhook create": Verb(
+        "send events to an address, signed, in order",
+        "sinks:create_webhook",
+        sinks.webhook_create,
+        "loopctl webhook create pager https://ntfy.example/loopd --format ntfy",
+        "loopctl webhook create chat https://hooks.example/T0/B0/x --format slack -l team=web",
+        "loopctl webhook create lake https://lake.example/in -k '*' --after 0 --content",
+    ),
+    "webhook list": Verb("webhooks and how they fare", "sinks:webhooks", arg.nothing, "loopctl webhook list"),
+    "webhook delete": Verb(
+        "forget a webhook", "sinks:forget", sinks.webhook_name, "loopctl webhook delete pager"
+    ),
+    "webhook retry": Verb(
+        "try a failing webhook now",
+        "sinks:retry",
+        sinks.webhook_retry,
+        "loopctl webhook retry pager",
+        "loopctl webhook retry lake --dead",
     ),
 }
