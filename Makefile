@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: pictures help demo demo-real test test-long test-agents test-page crash-matrix soak bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: pictures help demo demo-real test test-long test-agents test-page crash-matrix soak soak-agents bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ crash-matrix: $(VENV)/.dev ## break real daemons in every way there is, and prov
 
 soak: $(VENV)/.dev ## 200 sessions for MINUTES with a kill every minute: no broken promise, flat memory
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --seed $(SEED) $(FAULTS)
+
+soak-agents: $(VENV)/.dev ## 20 hosted agents for MINUTES with crons and suspensions: flat memory, nothing lost
+	@LOOPD_SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -q -s -n0 -m long --timeout 7200 tests/e2e/test_hosted_soak.py
 
 bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results/
 	@$(BIN)/python -m tests.bench $(BENCH)

@@ -286,6 +286,10 @@ class Agent:
                 self.put(message)
             case {"request": message}:
                 self.log({"answered": await self.ask(message["method"], message["params"])})
+            case {"permission": call}:
+                options = [{"optionId": "y", "name": "Yes", "kind": "allow_once"}]
+                asked = {"sessionId": session, "toolCall": call, "options": options}
+                self.log({"permission": (await self.ask("session/request_permission", asked)).get("result")})
             case {"die": code}:
                 sys.stderr.write("panic: out of cheese\n")
                 sys.stderr.flush()

@@ -93,6 +93,22 @@ QUIRKS: dict[str, list[list[Json]]] = {
     "cancels_itself": [[{"say": "hm"}, {"stop": "cancelled"}]],
     "open_tool": [[tool(status="in_progress", input={"command": "make"}), {"say": "left it running"}]],
     "chant": [[{"say": "No action. " * 400, "pieces": 200}, {"hang": True}]],
+    "streamed_arguments": [
+        [
+            {"update": {"sessionUpdate": "tool_call", "toolCallId": "0:c", "title": "Bash", "kind": "execute",
+                        "status": "pending"}},
+            *({"update": {"sessionUpdate": "tool_call_update", "toolCallId": "0:c", "status": "in_progress",
+                          "content": [{"type": "content", "content": {"type": "text", "text": text}}]}}
+              for text in ('{"comm', '{"command": "rm -r', '{"command": "rm -r x"}')),
+            {"permission": {"toolCallId": "0:c", "title": "Bash", "content": [
+                {"type": "content", "content": {"type": "text", "text": "May I run rm -r x?"}}]}},
+            {"update": {"sessionUpdate": "tool_call_update", "toolCallId": "0:c", "status": "in_progress",
+                        "title": "Running: rm -r x", "rawInput": {"command": "rm -r x"}}},
+            {"update": {"sessionUpdate": "tool_call_update", "toolCallId": "0:c", "status": "completed",
+                        "content": [{"type": "content", "content": {"type": "text", "text": "removed"}}]}},
+            {"say": "done"},
+        ]
+    ],
     "two_calls": [
         [
             {"think": "first this"},

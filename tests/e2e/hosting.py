@@ -67,6 +67,8 @@ def kind_file(house: House, name: str, *words: str, **more: Any) -> tuple[Path, 
         "idle_s": 600,
         **more,
     }
+    if "PYTHONPATH" in os.environ:  # a run from another tree: its agents are of that tree too
+        fields["head"] += f"\n[env]\nPYTHONPATH = {json.dumps(os.environ['PYTHONPATH'])}"
     path = house.folder / f"{name}.toml"
     path.write_text(KIND.format(command=json.dumps(command), **fields))
     return path, state

@@ -308,7 +308,9 @@ def test_a_command_line_is_enough_to_host_an_agent(house: House, shared: Daemon)
     assert shared.until(made["sid"], "turn.completed")["b"]["outcome"] == "completed"
 
 
-def test_a_suspended_session_keeps_no_agent_and_goes_on_with_its_context(house: House, shared: Daemon) -> None:
+def test_a_suspended_session_keeps_no_agent_and_goes_on_with_its_context(
+    house: House, shared: Daemon
+) -> None:
     agent = hosted(house, shared, turns=[[{"say": "hello"}], [{"recall": True}]])
     shared.call("send", agent.sid, text="remember 41")
     shared.until(agent.sid, "turn.completed")

@@ -73,6 +73,7 @@ class Call:
         self.output: Any = None
         self.paths: list[str] = []
         self.diffs: list[tuple[str, str]] = []
+        self.shown = ""
         self.terminal: str | None = None
         self.exit: dict[str, Any] = {}
         self.denied = ""
@@ -101,7 +102,11 @@ class Call:
         if "rawOutput" in update and update["rawOutput"] is not None and not gaps_only:
             self.output = update["rawOutput"]
         content = update.get("content")
-        if isinstance(content, list) and content and not (gaps_only and (self.text or self.diffs)):
+        if (
+            isinstance(content, list)
+            and content
+            and not (gaps_only and (self.text or self.diffs or self.shown))
+        ):
             # Before its end an agent may show the arguments as they stream in: no result yet.
             self._content(content, final=self.ended)
         meta = update.get("_meta")
@@ -156,6 +161,13 @@ class Call:
                 texts.append(str(block["resource"].get("text") or ""))
         if texts and final:
             self.text = _unwrapped("".join(texts))
+        elif texts:
+            self.shown = "".join(texts)
+
+    @property
+    def runs(self) -> bool:
+        """It has begun, and its arguments are whole: some agents show them as they stream in."""
+        return self.ended or (self.status != "pending" and (self.args is not None or not self.shown))
 
     # -- as a record ----------------------------------------------------------------------------
 
@@ -180,14 +192,12 @@ class Call:
         if isinstance(self.args, dict):
             return self.args
         if isinstance(self.args, str):
-            try:
-                value = msgspec.json.decode(self.args)
-            except (msgspec.DecodeError, RecursionError):
-                value = None
-            return value if isinstance(value, dict) else {"_raw": self.args}
+            return _object(self.args) or {"_raw": self.args}
         if self.args is not None:
             return {"_raw": self.args}
-        told: dict[str, Any] = {}
+        told = _object(self.shown)
+        if told:
+            return told
         if self.diffs:
             told |= {"path": self.diffs[0][0], "content": self.diffs[0][1]}
         elif self.paths:
@@ -311,6 +321,17 @@ def _text_of(output: Any) -> str | None:
         if joined:
             return joined
     return msgspec.json.encode(output, order="sorted").decode()
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is, or an empty one."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _unwrapped(text: str) -> str:

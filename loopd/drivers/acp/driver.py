@@ -71,6 +71,7 @@ class AcpDriver:
         self._session: str | None = None
         self._resting: anyio.CancelScope | None = None
         self._asks = False
+        self._known_ss = 0
         self._closed = False
 
     def render(self, request: TurnRequest) -> bytes | None:
@@ -108,7 +109,9 @@ class AcpDriver:
             preface=preface,
         )
         try:
-            end = await turn.run(prompts.fresh_prompt(request), withheld=request.tools_withheld)
+            end = await turn.run(
+                prompts.fresh_prompt(request, self._known_ss), withheld=request.tools_withheld
+            )
             await self._remember(host, USAGE_KEY, self._meter.total)
         except RpcError as error:
             await self._retire()
@@ -119,6 +122,8 @@ class AcpDriver:
         else:
             return end
         finally:
+            if turn.reached:
+                self._known_ss = max((message.ss for message in request.messages), default=0)
             self._rest()
 
     # -- opening and ending ---------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Effects:
         Raises:
             Refused: it should not run; the call says why.
         """
-        if call.effect or call.denied or call.own or call.status == "pending" or call.tool_class in PURE:
+        if call.effect or call.denied or call.own or not call.runs or call.tool_class in PURE:
             return
         call.effect = "intended"
         try:

@@ -31,13 +31,25 @@ EARLIER_CHARS = 24_000
 _RESULT_CHARS = 400
 
 
-def fresh_prompt(request: TurnRequest) -> str:
-    """The turn's own input, and a notice about an interrupted turn right before it."""
-    count = min(request.fresh, len(request.messages)) or _trailing(request.messages)
-    start = len(request.messages) - count
-    while start > 0 and request.messages[start - 1].source == "session" and request.messages[start - 1].ss:
-        start -= 1
-    return said(request.messages[start:])
+def fresh_prompt(request: TurnRequest, known_ss: int) -> str:
+    """The turn's own input; before it, what earlier turns were to say and did not get to say.
+
+    A turn that was cut before its prompt reached the agent leaves its messages behind, and a notice.
+
+    Args:
+        request: the turn.
+        known_ss: messages up to this one have reached the agent, as far as is known.
+    """
+    count = _fresh(request)
+    messages = request.messages
+    trailing = _trailing(messages)
+    behind = messages[len(messages) - max(trailing, count) : len(messages) - count]
+    unsaid = [message for message in behind if message.ss > known_ss]
+    return said((*unsaid, *messages[len(messages) - count :]))
+
+
+def _fresh(request: TurnRequest) -> int:
+    return min(request.fresh, len(request.messages)) or _trailing(request.messages)
 
 
 def _trailing(messages: Sequence[Message]) -> int:
@@ -67,7 +79,8 @@ def instructions(request: TurnRequest) -> str:
 
 def earlier(request: TurnRequest) -> str:
     """The end of the conversation before this turn, for an agent that has lost it; empty for none."""
-    count = min(request.fresh, len(request.messages)) or _trailing(request.messages)
+    # What is said in the prompt itself is not told twice.
+    count = max(_fresh(request), _trailing(request.messages))
     before = [m for m in request.messages[: len(request.messages) - count] if m.ss]
     lines: list[str] = []
     left = EARLIER_CHARS

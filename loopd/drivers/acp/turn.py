@@ -45,6 +45,9 @@ class HostedTurn:
         meter: counts tokens over the whole session.
         silence_s: longest silence of the model.
         preface: what has to be said before the next prompt; `agent` fills it.
+
+    Attributes:
+        reached: the agent has reacted to a prompt of this turn.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class HostedTurn:
         self._agent: Agent | None = None
         self._prompt: int | None = None
         self._draft = StepDraft()
+        self.reached = False
         self._withheld = False
         self._chanted = False
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -132,6 +136,7 @@ class HostedTurn:
             message = await self._next()
             if (runaway := self._traffic.runaway()) is not None:
                 await self._over(runaway)
+            self.reached = True
             match message:
                 case None:
                     await self._hand_in()

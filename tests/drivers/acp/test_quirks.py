@@ -9,6 +9,7 @@ import pytest
 
 from loopd.core.conversation import Directive, Message
 from loopd.testing.driver_suite import RecordingHost, turn
+from loopd_protocol.events import ToolCall
 from tests.drivers.acp.stage import AcpStage, living, take, told
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +144,22 @@ async def test_a_permission_is_answered_by_kind_once_the_intent_is_durable(stage
     assert answer == {"outcome": {"outcome": "selected", "optionId": "x3"}}
     assert [outcome for _, outcome in host.effects] == ["intent", "ok"]
     assert host.steps[0].calls[0].result == "removed"
+
+
+async def test_arguments_that_stream_in_are_whole_when_somebody_is_asked_about_them(stage: AcpStage) -> None:
+    driver, host = stage.driver("streamed_arguments"), RecordingHost()
+    asked: list[object] = []
+    intent = host.intent
+
+    async def recorded(call: ToolCall) -> None:
+        asked.append((call.name, call.args))
+        await intent(call)
+
+    host.intent = recorded  # type: ignore[method-assign]
+    await take(driver, host)
+    assert asked == [("Bash", {"command": "rm -r x"})]
+    (call,) = host.steps[0].calls
+    assert (call.name, call.args, call.result) == ("Bash", {"command": "rm -r x"}, "removed")
 
 
 async def test_a_refused_permission_reaches_the_agent_as_a_rejection(stage: AcpStage) -> None:
