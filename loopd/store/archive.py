@@ -23,8 +23,8 @@ from loopd.core.evolution import evolve
 from loopd.core.state import Session
 from loopd.store import anchors, chain, export
 from loopd.store.anchors import Anchor
+from loopd.store.content import packed
 from loopd.store.invariants import SessionInvariants
-from loopd.store.ledger import packed
 from loopd.store.projection import Placed, Plan
 from loopd.store.request import Findings
 from loopd.store.rows import ROW_COLUMNS, Row

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from loopd.store.ledger import unpacked
+from loopd.store.content import unpacked
 from loopd.store.request import Findings, Request
 from loopd_protocol import events as ev
 

@@ -7,19 +7,15 @@ connection's thread, `loopd.store.memory` calls it inline.
 from __future__ import annotations
 
 import sqlite3
-import zlib
-from asyncio import Future
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from typing import Any, TypeVar
 
-import msgspec
-
 from loopd import failpoints
-from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import chain, house
+from loopd.store.content import packed
 from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
+from loopd.store.item import Item, kinds, out_of_order
 from loopd.store.projection import Placed, Plan
 from loopd.store.statements import Table, insert
 from loopd_protocol.errors import Refused
@@ -61,56 +57,8 @@ _BLOBS_KEPT = 8_192
 BLOB_USE_MS = 86_400_000
 """How old the noted use of a blob may be before it is noted again: retention must not delete what is in use."""
 
-_PAYS = 0.9
-"""A blob is stored compressed when that takes at most this share of its bytes."""
-
-_encode = msgspec.json.Encoder().encode
 
 T = TypeVar("T")
-
-
-class Item:
-    """One append on its way: encoded when it was handed in, placed when it is committed."""
-
-    __slots__ = ("append", "bodies", "digests", "failure", "first", "future", "num", "size")
-
-    def __init__(self, append: Append, future: Future[Appended]) -> None:
-        self.append = append
-        self.future = future
-        self.bodies: list[bytes] = []
-        self.digests: list[bytes] = []
-        self.first = 0
-        self.failure: Refused | None = None
-        session = append.after if append.after is not None else append.before
-        self.num = session.num if session is not None else None
-        self.size = 256
-        for fact in append.facts:
-            body = _encode(fact.event)
-            self.bodies.append(body)
-            self.digests.append(chain.body_digest(body))
-            self.size += len(body) + 256
-        for content in append.blobs.values():
-            self.size += len(content)
-
-    def stored(self) -> list[StoredEvent]:
-        """The events as readers see them; only after the commit."""
-        append = self.append
-        return [
-            StoredEvent(
-                seq=seq,
-                sid=append.sid,
-                ss=fact.ss,
-                at_ms=append.at_ms,
-                kind=fact.event.kind,
-                kv=EVENT_VERSION,
-                body=body,
-                turn=fact.turn,
-                cause=append.cause_seq,
-                blob=fact.blob,
-                principal=append.principal,
-            )
-            for seq, (fact, body) in enumerate(zip(append.facts, self.bodies, strict=True), self.first)
-        ]
 
 
 class _Tips:
@@ -179,14 +127,14 @@ class Ledger:
         rows: list[tuple[Any, ...]] = []
         plan = Plan()
         if failpoints.armed:
-            failpoints.hit("commit.begin", _kinds(items))
+            failpoints.hit("commit.begin", kinds(items))
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             for item in items:
                 self._place(item, tips, rows, plan)
             self._write([item for item in items if item.failure is None], rows, plan)
             if failpoints.armed:
-                failpoints.hit("commit.written", _kinds(items))
+                failpoints.hit("commit.written", kinds(items))
             self.connection.execute("COMMIT")
         except Exception as error:
             self._rollback()
@@ -196,7 +144,7 @@ class Ledger:
                 raise
             return False
         if failpoints.armed:
-            failpoints.hit("commit.done", _kinds(items))
+            failpoints.hit("commit.done", kinds(items))
         self._advance(tips, items, plan.frozen)
         return True
 
@@ -263,7 +211,7 @@ class Ledger:
             ss, sh = 0, None
         else:
             ss, sh = tips.sessions.get(num) or self._tip(num)
-            item.failure = _out_of_order(append, ss)
+            item.failure = out_of_order(append, ss)
             if item.failure is not None:
                 return
         seq, h = tips.seq, tips.h
@@ -342,6 +290,9 @@ class Ledger:
         if blobs:
             insert(self.connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
         plan.write(self.connection)
+        for item in items:
+            if item.num is not None:
+                item.row = plan.rows.get(item.num)
         insert(self.connection, JOURNAL, rows)
         for item in items:
             if item.append.house:
@@ -401,46 +352,3 @@ class Ledger:
             (limit, self.last_at_ms - IDEMPOTENCY_KEPT_MS),
         )
         return cursor.rowcount
-
-
-def _kinds(items: Sequence[Item]) -> set[str]:
-    return {fact.event.kind for item in items for fact in item.append.facts}
-
-
-def packed(sha: str, content: bytes, at_ms: int) -> tuple[bytes, int, int, str, int, bytes]:
-    """A blob as stored: compressed where that pays.
-
-    Raises:
-        Refused: `invalid` when `sha` is not the digest of the content.
-    """
-    found = sha256(content)
-    if found.hexdigest() != sha:
-        raise Refused("invalid", f"a blob hashes to {found.hexdigest()!r}; it was handed in as {sha!r}")
-    if len(content) >= 256:
-        small = zlib.compress(content, 1)
-        if len(small) <= len(content) * _PAYS:
-            return found.digest(), at_ms, at_ms, "zlib", len(content), small
-    return found.digest(), at_ms, at_ms, "raw", len(content), content
-
-
-def unpacked(codec: str, data: bytes) -> bytes:
-    """The content of a stored blob."""
-    return zlib.decompress(data) if codec == "zlib" else data
-
-
-def _out_of_order(append: Append, ss: int) -> Refused | None:
-    facts = append.facts
-    if not facts:
-        return Refused("invalid", f"an append to {append.sid!r} has no events")
-    where = f"session {append.sid!r} is at event {ss}"
-    first, last = facts[0].ss, facts[-1].ss
-    if first != ss + 1:
-        return Refused("conflict", f"{where}; the batch begins at {first} (an earlier one failed?)")
-    if len(facts) > 1 and any(fact.ss != ss + i for i, fact in enumerate(facts, 1)):
-        return Refused("conflict", f"{where}; the batch has {[f.ss for f in facts]}, which is no run")
-    if append.after is None or append.after.ss != last:
-        found = append.after.ss if append.after is not None else None
-        return Refused("conflict", f"{where}; the state is at {found}, its last event at {last}")
-    if (append.before.ss if append.before is not None else 0) != ss:
-        return Refused("conflict", f"{where}; the batch builds on another state")
-    return None

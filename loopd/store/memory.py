@@ -17,7 +17,8 @@ from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store import opening
 from loopd.store.faults import refusal
 from loopd.store.forensics import Forensics, Stopped
-from loopd.store.ledger import Item, Ledger
+from loopd.store.item import Item
+from loopd.store.ledger import Ledger
 from loopd_protocol.errors import Refused
 
 P = ParamSpec("P")
@@ -149,7 +150,7 @@ class MemoryStore(Forensics):
             events += item.stored()
             self._head = item.first + len(item.bodies) - 1
             if not item.future.done():
-                item.future.set_result(Appended(first=item.first, last=self._head))
+                item.future.set_result(Appended(first=item.first, last=self._head, row=item.row))
         if self.on_commit is not None and events:
             self.on_commit(events)
 

@@ -14,7 +14,8 @@ import msgspec
 
 from loopd.core.state import CronJob, Session
 from loopd.core.writes import PassiveRow, StoredEvent
-from loopd.store.ledger import IDEMPOTENCY_KEPT_MS, unpacked
+from loopd.store.content import unpacked
+from loopd.store.ledger import IDEMPOTENCY_KEPT_MS
 from loopd.store.opening import Boot
 from loopd.store.projection import PASSIVE_COLUMNS, decode_state
 

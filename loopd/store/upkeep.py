@@ -23,7 +23,8 @@ import msgspec
 
 from loopd.core.ageing import Context, Kept, Protection, Work
 from loopd.core.content import after_retention
-from loopd.store.ledger import BLOB_USE_MS, Ledger, unpacked
+from loopd.store.content import unpacked
+from loopd.store.ledger import BLOB_USE_MS, Ledger
 from loopd.store.projection import decode_state
 from loopd.store.rows import ROW_COLUMNS, Row
 from loopd.store.statements import Table, insert

@@ -30,7 +30,8 @@ from loopd import failpoints
 from loopd.core.writes import Append, Appended, StoredEvent
 from loopd.store.faults import refusal
 from loopd.store.hop import hop
-from loopd.store.ledger import Item, Ledger
+from loopd.store.item import Item
+from loopd.store.ledger import Ledger
 from loopd.store.opening import BUSY_TIMEOUT_MS, PAGE_BYTES
 from loopd_protocol.errors import Refused
 
@@ -295,7 +296,7 @@ class Writer:
             self.head = item.first + len(item.bodies) - 1
             self.last_at_ms = max(self.last_at_ms, item.append.at_ms)
             if not future.done():
-                future.set_result(Appended(first=item.first, last=self.head))
+                future.set_result(Appended(first=item.first, last=self.head, row=item.row))
         self.commits.groups += 1
         self.commits.rows += rows
         self.commits.last_rows, self.commits.last_s = rows, seconds
