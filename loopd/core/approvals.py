@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loopd.core import ending, gate
-from loopd.core.inputs import ApprovalGiven, PermitAsked, Settle
+from loopd.core.policy_inputs import ApprovalGiven, PermitAsked, Settle
 from loopd.core.state import Session
 from loopd.core.stopping import MORE_STEPS
 from loopd_protocol.errors import Refused

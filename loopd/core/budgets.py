@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from loopd.core import gate
 from loopd.core.account import NOTHING, Purse, Used, own_purses, total_of, which
-from loopd.core.inputs import BudgetSetRequested, ContextShrunk, House, ModelReported
+from loopd.core.inputs import ContextShrunk, House, ModelReported
+from loopd.core.policy_inputs import BudgetSetRequested
 from loopd.core.state import Running, Session
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import Charge, ContextCompacted, ModelCalled, Usage

@@ -11,13 +11,19 @@ import msgspec
 
 from loopd.core.account import Purse
 from loopd.core.conversation import AgentReply, AgentRequest, StepDone, TurnEnd
-from loopd.core.policy import Verdict
+from loopd.core.policy_inputs import (
+    AffordAsked,
+    ApprovalGiven,
+    BudgetSetRequested,
+    ConfigSetRequested,
+    PermitAsked,
+    Settle,
+)
 from loopd.core.rules import Failure, Finding
 from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol.events import Event, Usage
 from loopd_protocol.holds import AnyHold
-from loopd_protocol.policy import PolicyRule
 from loopd_protocol.sources import Source, Trigger
 
 CutCause = Literal["interrupt", "suspend", "kill", "drain", "crash", "freeze", "ended", "deadline", "budget"]
@@ -195,53 +201,6 @@ class EffectIntended(_Input, frozen=True, kw_only=True):
     repeatable: bool = False
 
 
-class PermitAsked(_Input, frozen=True, kw_only=True):
-    """May a tool run? Nothing is intended yet."""
-
-    n: int
-    call: str
-    tool: str
-    args_sha256: str
-    tool_class: str
-    verdict: Verdict
-
-
-class AffordAsked(_Input, frozen=True, kw_only=True):
-    """Turn `n` is about to call a model."""
-
-    n: int
-
-
-class ApprovalGiven(_Input, frozen=True, kw_only=True):
-    """A person answered a question."""
-
-    by: str
-    id: str
-    answer: Literal["allow", "deny"]
-    scope: Literal["once", "session"] = "once"
-    reason: str = ""
-
-
-class BudgetSetRequested(_Input, frozen=True, kw_only=True):
-    """A person sets, or with `limit` None removes, a limit of the session itself."""
-
-    by: str
-    kind: str
-    limit: int | None = None
-    per_ms: int | None = None
-    reason: str = ""
-
-
-class ConfigSetRequested(_Input, frozen=True, kw_only=True):
-    """A person changes settings; `policy` None leaves the rules about tool calls."""
-
-    by: str
-    set: dict[str, Any] = {}
-    unset: tuple[str, ...] = ()
-    policy: tuple[PolicyRule, ...] | None = None
-    reason: str = ""
-
-
 class EffectEnded(_Input, frozen=True, kw_only=True):
     """A tool that was intended has ended."""
 
@@ -406,14 +365,6 @@ class CancelTurn(msgspec.Struct, frozen=True):
 
     n: int
     cause: str
-
-
-class Settle(msgspec.Struct, frozen=True):
-    """Tell whoever waits for this approval what came of it."""
-
-    id: str
-    allowed: bool
-    said: str
 
 
 Effect = StartTurn | CancelTurn | Settle

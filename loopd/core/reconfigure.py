@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopd.core import policy
-from loopd.core.inputs import ConfigSetRequested
+from loopd.core.policy_inputs import ConfigSetRequested
 from loopd.core.settings import config_revision, setting_keys, settings_of
 from loopd.core.state import Session
 from loopd_protocol.errors import Refused

@@ -31,11 +31,7 @@ from loopd.core import (
 from loopd.core.decision import Decision
 from loopd.core.inputs import (
     Advanced,
-    AffordAsked,
     AgentAsked,
-    ApprovalGiven,
-    BudgetSetRequested,
-    ConfigSetRequested,
     ContextShrunk,
     CronChangeRequested,
     CronPutRequested,
@@ -55,7 +51,6 @@ from loopd.core.inputs import (
     Input,
     InterruptRequested,
     ModelReported,
-    PermitAsked,
     Reconsidered,
     Recovered,
     Remembered,
@@ -67,6 +62,13 @@ from loopd.core.inputs import (
     Ticked,
     TurnEnded,
     UnsuspendRequested,
+)
+from loopd.core.policy_inputs import (
+    AffordAsked,
+    ApprovalGiven,
+    BudgetSetRequested,
+    ConfigSetRequested,
+    PermitAsked,
 )
 from loopd.core.rules import Verdicts
 from loopd.core.state import Session

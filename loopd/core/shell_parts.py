@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from loopd.core.shell_words import Word, WordScanner
+
 LINE_CHARS = 20_000
 PARTS_MAX = 200
 DEPTH_MAX = 8
@@ -90,7 +92,7 @@ def read_line(line: str) -> Reading:
 def read_words(words: Sequence[str]) -> Reading:
     """The same for a command that is given as separate arguments, without a shell."""
     scanner = _Scanner("", 0)
-    scanner.command([_Word(word, quoted=True) for word in words])
+    scanner.command([Word(word, quoted=True) for word in words])
     return Reading(tuple(scanner.parts[:PARTS_MAX]), scanner.unclear)
 
 
@@ -106,44 +108,27 @@ def _read(line: str, depth: int) -> Reading:
     return Reading(tuple(scanner.parts[:PARTS_MAX]), scanner.unclear)
 
 
-class _Word:
-    __slots__ = ("dynamic", "quoted", "text")
-
-    def __init__(self, text: str = "", *, quoted: bool = False, dynamic: bool = False) -> None:
-        self.text = text
-        self.quoted = quoted
-        self.dynamic = dynamic
-
-
-class _Scanner:
+class _Scanner(WordScanner):
     def __init__(self, line: str, depth: int) -> None:
-        self.line = line
-        self.at = 0
+        super().__init__(line)
         self.depth = depth
         self.parts: list[Part] = []
-        self.unclear = ""
         self._documents: list[tuple[str, bool, bool]] = []
-
-    def doubt(self, why: str) -> None:
-        self.unclear = self.unclear or why
-
-    def _next(self, count: int = 1) -> str:
-        return self.line[self.at : self.at + count]
 
     # -- commands -----------------------------------------------------------------------------
 
     def script(self, until: str) -> None:
         """Read commands up to `until` (`)` or the end)."""
-        words: list[_Word] = []
+        words: list[Word] = []
         while self.at < len(self.line):
-            char = self._next()
+            char = self.peek()
             if char == until:
                 self.at += 1
                 self.command(words)
                 return
             if char in " \t\r":
                 self.at += 1
-            elif self._next(2) == "\\\n":
+            elif self.peek(2) == "\\\n":
                 self.at += 2
             elif char == "\n":
                 self.at += 1
@@ -153,25 +138,25 @@ class _Scanner:
             elif char == "#":
                 end = self.line.find("\n", self.at)
                 self.at = len(self.line) if end < 0 else end
-            elif self._next(2) == "&>":
+            elif self.peek(2) == "&>":
                 self._redirection("&")
             elif char in ";&|":
                 self.at += 1
                 self.command(words)
                 words = []
             elif char == "(":
-                if words or self._next(2) == "((":
+                if words or self.peek(2) == "((":
                     self.doubt("a function, an array or arithmetic")
                 self.at += 1
-                self._nested(")")
+                self.nested(")")
             elif char == ")":
                 self.doubt("a `)` without its `(`")
                 self.at += 1
-            elif char in "<>" and self._next(2) not in {"<(", ">("}:
+            elif char in "<>" and self.peek(2) not in {"<(", ">("}:
                 self._redirection("")
             else:
-                word = self._word()
-                if word.text.isdigit() and not word.quoted and self._next() and self._next() in "<>":
+                word = self.word()
+                if word.text.isdigit() and not word.quoted and self.peek() and self.peek() in "<>":
                     self._redirection(word.text)
                 else:
                     words.append(word)
@@ -181,7 +166,7 @@ class _Scanner:
             self.doubt("a here-document without its end")
         self.command(words)
 
-    def _nested(self, until: str) -> None:
+    def nested(self, until: str) -> None:
         """Read an inner script in place."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
@@ -191,7 +176,14 @@ class _Scanner:
             self.script(until)
         self.depth -= 1
 
-    def command(self, words: list[_Word]) -> None:
+    def inner(self, script: str) -> None:
+        """Read a script that stands in a word."""
+        found = _read(script, self.depth + 1)
+        self.parts.extend(found.parts)
+        if found.unclear:
+            self.doubt(found.unclear)
+
+    def command(self, words: list[Word]) -> None:
         """Take in one simple command."""
         while words and not words[0].quoted and words[0].text in _OPENING:
             words = words[1:]
@@ -215,7 +207,7 @@ class _Scanner:
             return
         self._add(words, rest)
 
-    def _add(self, words: list[_Word], rest: list[_Word]) -> None:
+    def _add(self, words: list[Word], rest: list[Word]) -> None:
         text = " ".join(word.text for word in words)
         names = [text]
         if rest:
@@ -233,7 +225,7 @@ class _Scanner:
         unique = tuple(dict.fromkeys(names))
         self.parts.append(Part(text, unique, tuple(word.text for word in words)))
 
-    def _behind_runners(self, rest: list[_Word]) -> list[list[_Word]]:
+    def _behind_runners(self, rest: list[Word]) -> list[list[Word]]:
         """What could be the command that a runner runs: every tail, for its options may take values."""
         base = _base(rest[0].text)
         if base in _RUNNERS:
@@ -243,7 +235,7 @@ class _Scanner:
             return [rest[i:] for i in starts if i < len(rest)]
         return []
 
-    def _inner(self, words: list[_Word]) -> bool:
+    def _inner(self, words: list[Word]) -> bool:
         """Read the script of `sh -c '…'` or `eval`; whether the words were one."""
         base = _base(words[0].text)
         if base == "eval":
@@ -260,31 +252,28 @@ class _Scanner:
         if any(word.dynamic for word in script):
             self.doubt(f"what `{base}` runs is made by an expansion")
             return True
-        inner = _read(" ".join(word.text for word in script), self.depth + 1)
-        self.parts.extend(inner.parts)
-        if inner.unclear:
-            self.doubt(inner.unclear)
+        self.inner(" ".join(word.text for word in script))
         return True
 
     # -- redirections -------------------------------------------------------------------------
 
     def _redirection(self, descriptor: str) -> None:
         del descriptor  # of which one does not matter
-        if self._next() == "&":
+        if self.peek() == "&":
             self.at += 1
-        sign = self._next()
+        sign = self.peek()
         start = self.at
-        while self._next() and self._next() in "<>|&-" and self.at - start < 3:
-            if self._next() == "-" and self.line[start : self.at] != "<<":
+        while self.peek() and self.peek() in "<>|&-" and self.at - start < 3:
+            if self.peek() == "-" and self.line[start : self.at] != "<<":
                 break
             self.at += 1
         operator = self.line[start : self.at]
-        while self._next() and self._next() in " \t":
+        while self.peek() and self.peek() in " \t":
             self.at += 1
-        if self._next() in {"", "\n", ";", "|", "&", "(", ")"}:
+        if self.peek() in {"", "\n", ";", "|", "&", "(", ")"}:
             self.doubt("a redirection to nowhere")
             return
-        target = self._word()
+        target = self.word()
         if operator in {"<<", "<<-"}:
             self._documents.append((target.text, target.quoted, operator == "<<-"))
         elif operator == "<<<" or (operator in {">&", "<&"} and re.fullmatch(r"\d+-?|-", target.text)):
@@ -309,137 +298,6 @@ class _Scanner:
             if not quoted and re.search(r"\$\(|`", "\n".join(body)):
                 self.doubt("a here-document that runs commands")
         self._documents.clear()
-
-    # -- words --------------------------------------------------------------------------------
-
-    def _word(self) -> _Word:
-        word = _Word()
-        start = self.at
-        while self.at < len(self.line):
-            char = self._next()
-            if char in " \t\r\n;|&)" or (char in "<>" and self._next(2) not in {"<(", ">("}) or char == "(":
-                if char == "(" and self.at > start:
-                    self.doubt("a function, an array or a pattern with parentheses")
-                break
-            if char == "\\":
-                if self._next(2) != "\\\n":
-                    word.text += self.line[self.at + 1 : self.at + 2]
-                    word.quoted = True
-                self.at += 2
-            elif char == "'":
-                self._single(word)
-            elif char == '"':
-                self._double(word)
-            elif char in "<>":
-                self.at += 2
-                self._substitution(word, ")", self.line[self.at - 2 : self.at])
-            elif char in "$`":
-                self._expansion(word)
-            else:
-                word.text += char
-                self.at += 1
-        if self.at == start:  # never stand still
-            self.at += 1
-        return word
-
-    def _single(self, word: _Word) -> None:
-        end = self.line.find("'", self.at + 1)
-        if end < 0:
-            self.doubt("a quote without its end")
-            end = len(self.line)
-        word.text += self.line[self.at + 1 : end]
-        word.quoted = True
-        self.at = end + 1
-
-    def _double(self, word: _Word) -> None:
-        word.quoted = True
-        self.at += 1
-        while self.at < len(self.line):
-            char = self._next()
-            if char == '"':
-                self.at += 1
-                return
-            if char == "\\":
-                following = self.line[self.at + 1 : self.at + 2]
-                word.text += (
-                    following if following in '$`"\\' else "" if following == "\n" else char + following
-                )
-                self.at += 2
-            elif char in "$`":
-                self._expansion(word)
-            else:
-                word.text += char
-                self.at += 1
-        self.doubt("a quote without its end")
-
-    def _expansion(self, word: _Word) -> None:
-        if self._next() == "`":
-            end = self.at + 1
-            while end < len(self.line) and self.line[end] != "`":
-                end += 2 if self.line[end] == "\\" else 1
-            if end >= len(self.line):
-                self.doubt("a quote without its end")
-            inner = _read(re.sub(r"\\([`$\\])", r"\1", self.line[self.at + 1 : end]), self.depth + 1)
-            self.parts.extend(inner.parts)
-            if inner.unclear:
-                self.doubt(inner.unclear)
-            word.text += self.line[self.at : end + 1]
-            word.dynamic = True
-            self.at = end + 1
-            return
-        following = self._next(2)[1:]
-        if following == "(":
-            if self._next(3) == "$((":
-                self._arithmetic(word)
-                return
-            self.at += 2
-            self._substitution(word, ")", "$(")
-        elif following == "{":
-            self._braced(word)
-        elif following == "'":
-            self.at += 1
-            before = len(word.text)
-            self._single(word)
-            if "\\" in word.text[before:]:
-                self.doubt("a quote with escapes")
-        elif following == '"':
-            self.at += 1
-            self._double(word)
-        else:
-            name = re.compile(r"\$(\w+|[@*#?$!-])?").match(self.line, self.at)
-            assert name is not None
-            word.dynamic = word.dynamic or name.group(1) is not None
-            word.text += name.group()
-            self.at = name.end()
-
-    def _substitution(self, word: _Word, until: str, opening: str) -> None:
-        start = self.at
-        self._nested(until)
-        word.text += opening + self.line[start : self.at]
-        word.dynamic = True
-
-    def _arithmetic(self, word: _Word) -> None:
-        end = self.line.find("))", self.at)
-        if end < 0 or re.search(r"\$\(|`", self.line[self.at + 3 : end]):
-            self.doubt("arithmetic that runs commands")
-            end = len(self.line) if end < 0 else end
-        word.text += self.line[self.at : end + 2]
-        word.dynamic = True
-        self.at = end + 2
-
-    def _braced(self, word: _Word) -> None:
-        depth, end = 0, self.at + 1
-        while end < len(self.line):
-            depth += {"{": 1, "}": -1}.get(self.line[end], 0)
-            end += 1
-            if not depth:
-                break
-        inside = self.line[self.at : end]
-        if depth or re.search(r"\$\(|`|@P", inside):
-            self.doubt("an expansion that runs commands")
-        word.text += inside
-        word.dynamic = True
-        self.at = end
 
 
 def _base(name: str) -> str:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from loopd.core.report import issue_markdown
+from loopd.core.report_page import issue_markdown
 from loopd.core.settings import settings_for
 from loopd.core.state import Session
 from loopd.engine.ports import Store

@@ -14,18 +14,17 @@ from loopd.core import compaction
 from loopd.core.compaction import Plan, applied, size_bytes
 from loopd.core.conversation import AgentReply, AgentRequest, Directive, Message, StepDone, TurnRequest
 from loopd.core.inputs import (
-    AffordAsked,
     AgentAsked,
     ContextShrunk,
     EffectEnded,
     EffectIntended,
-    PermitAsked,
     Remembered,
     RetryReported,
     StepReported,
     StreamJudged,
 )
 from loopd.core.policy import judge
+from loopd.core.policy_inputs import AffordAsked, PermitAsked
 from loopd.core.prices import Cost
 from loopd.core.rules.chanting import Chanting
 from loopd.engine import intake

@@ -8,7 +8,7 @@ from typing import Self
 
 import anyio
 
-from loopd.core.inputs import Settle
+from loopd.core.policy_inputs import Settle
 
 
 class Place:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from loopd.core.report import EVENTS, KINDS, Happened, markdown, run_report
+from loopd.core.report import EVENTS, KINDS, Happened, run_report
+from loopd.core.report_page import markdown
 from loopd.core.settings import settings_for
 from loopd.engine.router import Router
 from loopd_protocol import commands as cm

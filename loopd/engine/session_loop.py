@@ -25,11 +25,11 @@ from loopd.core.inputs import (
     CutRequested,
     House,
     Input,
-    Settle,
     StartTurn,
     StepReported,
     TurnEnded,
 )
+from loopd.core.policy_inputs import Settle
 from loopd.core.prices import Prices
 from loopd.core.recorded import founding, marked
 from loopd.core.session import advance
@@ -129,7 +129,7 @@ class SessionLoop:
             )
         now = self._office.clock.now_ms()
         before = self.session
-        with WATCH.watching() if isinstance(given, JUDGED) else nullcontext():
+        with WATCH if isinstance(given, JUDGED) else nullcontext():
             house = self.house()
             advanced = advance(before, given, now, house)
         if not advanced.events:
@@ -292,7 +292,7 @@ class SessionLoop:
                     if self.turn is not None and self.turn.n == n:
                         self.turn.scope.cancel()
                         self.turn.cut_calls()
-        self._office.changed(self)
+        self._office.changed(self, future.result().row)
         if self.turn is None and self._needs_no_driver:
             self._office.release(self)
 

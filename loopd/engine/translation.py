@@ -9,9 +9,6 @@ from loopd.core.account import which
 from loopd.core.goal import USER_CHANGES
 from loopd.core.inputs import (
     Advanced,
-    ApprovalGiven,
-    BudgetSetRequested,
-    ConfigSetRequested,
     CronChangeRequested,
     CronPutRequested,
     DropRequested,
@@ -27,6 +24,7 @@ from loopd.core.inputs import (
     SuspendRequested,
     UnsuspendRequested,
 )
+from loopd.core.policy_inputs import ApprovalGiven, BudgetSetRequested, ConfigSetRequested
 from loopd.core.state import Session
 from loopd.engine.views import cron_view, gate_view, goal_view, settings_view, turn_view
 from loopd_protocol import commands as cm

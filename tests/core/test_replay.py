@@ -15,6 +15,7 @@ from msgspec.structs import replace as changed
 
 from loopd.core import recorded
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd
+from loopd.core.evolution import evolve
 from loopd.core.inputs import (
     AgentAsked,
     CronPutRequested,
@@ -105,7 +106,7 @@ def test_a_changed_field_of_a_verdict_is_named_with_both_values(field: str) -> N
     found = replay(rows).difference
     assert found is not None
     assert found.seq == rows[place].seq
-    assert [f.path.partition("[")[0] for f in found.fields][0] == field
+    assert found.fields[0].path.partition("[")[0] == field
     assert found.fields[0].recorded != found.fields[0].replayed
 
 
@@ -179,15 +180,12 @@ def test_a_journal_of_before_inputs_were_recorded_says_so() -> None:
 def test_a_fork_is_a_fact_and_what_follows_is_decided() -> None:
     world = World(SAME)
     forked = fact(SessionForked(parent="ses_9", n=4, seq=77, turns=4, steps=9), recorded.FORKED)
-    world.session = world.session
     created = ev.decode(world.events[0][2])
     assert isinstance(created, ev.SessionCreated)
     rows = [
         Row(1, 1, world.now, created.kind, world.events[0][2]),
         Row(2, 2, world.now, forked.kind, msgspec.json.encode(forked)),
     ]
-    from loopd.core.evolution import evolve
-
     state = evolve(evolve(None, created, ss=1, at_ms=world.now), forked, ss=2, at_ms=world.now)
     house = House(settings=settings_for(state.preset, state.overrides))
     asked = EnvelopeArrived(source=Source.HUMAN, text="go on", by="uid:1")

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from loopd.core.inputs import SuspendRequested
-from loopd.core.report import KINDS, Happened, escaped, markdown, run_report
+from loopd.core.report import KINDS, Happened, run_report
+from loopd.core.report_page import escaped, markdown
 from loopd_protocol import events as ev
 from tests.core.test_stop_scenarios import npm_test, planner_researcher, play, unattended, working
 from tests.core.world import World

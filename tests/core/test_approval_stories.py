@@ -8,20 +8,19 @@ import pytest
 
 from loopd.core.inputs import (
     Advanced,
-    ApprovalGiven,
     CutRequested,
     EffectEnded,
     EffectIntended,
     GateExtendRequested,
-    PermitAsked,
     Recovered,
-    Settle,
     SuspendRequested,
 )
 from loopd.core.policy import judge
+from loopd.core.policy_inputs import ApprovalGiven, PermitAsked, Settle
 from loopd_protocol import events as ev
 from loopd_protocol import policy_events as pe
 from loopd_protocol.errors import Refused
+from loopd_protocol.holds import AwaitingApproval
 from loopd_protocol.policy import PolicyRule
 from tests.core.world import World
 
@@ -31,7 +30,8 @@ DAY_MS = 86_400_000
 
 
 def world(*rules: PolicyRule, goal: str | None = None, **overrides: Any) -> World:
-    made = World(overrides, policy=rules or (DENY, ASK), goal=goal)
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    made = World(dotted, policy=rules or (DENY, ASK), goal=goal)
     made.send()
     return made
 
@@ -82,12 +82,13 @@ def test_a_denied_call_is_told_to_the_agent_and_journaled() -> None:
 
 
 def test_a_question_closes_the_gate_with_a_deadline_and_its_answer_opens_it() -> None:
-    made = world(**{"approvals.wait_s": 600})
+    made = world(approvals__wait_s=600)
     done = permit(made)
     approval = done.asked
     assert approval is not None
     (hold,) = made.session.gate.holds
-    assert (hold.kind, hold.until_ms, hold.request) == ("AwaitingApproval", made.now + 600_000, approval)  # type: ignore[attr-defined]
+    assert isinstance(hold, AwaitingApproval)
+    assert (hold.kind, hold.until_ms, hold.request) == ("AwaitingApproval", made.now + 600_000, approval)
     made.now += 1_000
     assert settled(answer(made, approval)) == [(approval, True)]
     assert made.kinds == []
@@ -120,7 +121,7 @@ def test_a_conflict_is_known_also_when_the_answer_is_long_forgotten() -> None:
 
 
 def test_at_the_deadline_it_is_denied_by_itself() -> None:
-    made = world(**{"approvals.wait_s": 60})
+    made = world(approvals__wait_s=60)
     approval = permit(made).asked or ""
     seen = made.tick_through(made.now + 60_000)
     (expired,) = [e for e in seen if isinstance(e, pe.ApprovalExpired)]
@@ -131,7 +132,7 @@ def test_at_the_deadline_it_is_denied_by_itself() -> None:
 
 
 def test_several_questions_hold_the_gate_until_the_last_is_settled() -> None:
-    made = world(**{"approvals.wait_s": 60})
+    made = world(approvals__wait_s=60)
     first = permit(made, "make a", "c1").asked or ""
     made.now += 10_000
     second = permit(made, "make b", "c2").asked or ""
@@ -143,7 +144,7 @@ def test_several_questions_hold_the_gate_until_the_last_is_settled() -> None:
 
 
 def test_extending_the_hold_gives_its_questions_more_time() -> None:
-    made = world(**{"approvals.wait_s": 60})
+    made = world(approvals__wait_s=60)
     approval = permit(made).asked or ""
     made.apply(GateExtendRequested(by="uid:1", kind="AwaitingApproval", until_ms=made.now + 3_600_000))
     assert not [e for e in made.tick_through(made.now + 120_000) if isinstance(e, pe.ApprovalExpired)]
@@ -183,7 +184,7 @@ def test_an_answer_for_the_session_is_remembered_over_a_crash_and_only_for_that_
 
 
 def test_waiting_is_no_running_time_and_no_step() -> None:
-    made = world(**{"approvals.wait_s": 7_200})
+    made = world(approvals__wait_s=7_200)
     approval = permit(made).asked or ""
     made.now += 3_600_000
     steps = made.session.steps
@@ -203,7 +204,7 @@ def test_a_suspension_during_a_question_stands_behind_it() -> None:
 
 
 def test_where_it_is_asked_for_a_denial_ends_the_session() -> None:
-    made = world(**{"approvals.on_deny": "end"})
+    made = world(approvals__on_deny="end")
     answer(made, permit(made).asked or "", "deny")
     (ended,) = made.of(ev.SessionEnded)
     assert (ended.status, ended.stop_reason) == ("aborted_constraint", "denied")

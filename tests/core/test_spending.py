@@ -13,8 +13,6 @@ from loopd.core.account import Price, Purse, cost_of, own_purses, total_of
 from loopd.core.conversation import StepDone
 from loopd.core.inputs import (
     Advanced,
-    AffordAsked,
-    BudgetSetRequested,
     CutRequested,
     ModelReported,
     Reconsidered,
@@ -22,11 +20,13 @@ from loopd.core.inputs import (
     ResumeRequested,
     StepReported,
 )
+from loopd.core.policy_inputs import AffordAsked, BudgetSetRequested
 from loopd.core.prices import Prices
 from loopd_protocol import events as ev
 from loopd_protocol import policy_events as pe
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall, Usage
+from loopd_protocol.holds import Budget
 from loopd_protocol.policy import BudgetLimit
 from tests.core.world import START_MS, World
 
@@ -105,7 +105,8 @@ def test_a_spent_window_closes_the_gate_until_it_ends_and_the_next_one_is_whole(
     spend(made, 150, more=True)
     made.finish()
     (hold,) = made.session.gate.holds
-    assert (hold.kind, hold.until_ms, hold.which) == ("Budget", START_MS + HOUR_MS, "session tokens/3600s")  # type: ignore[attr-defined]
+    assert isinstance(hold, Budget)
+    assert (hold.kind, hold.until_ms, hold.which) == ("Budget", START_MS + HOUR_MS, "session tokens/3600s")
     made.send()
     assert made.session.turn is None
     made.tick_through(START_MS + HOUR_MS)
