@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from loopd.cli.agents import acp_fields
+from loopd.cli.chat_options import milli, servers
 from loopd.cli.exits import Failure
 
 TYPE_CHECKING = False
@@ -42,10 +43,10 @@ def _session(args: argparse.Namespace) -> dict[str, Any]:
         ("seed", args.seed),
         ("once", True if args.once else None),
         ("tools", False if args.no_tools else None),
-        ("temperature_milli", _milli(args.temperature)),
+        ("temperature_milli", milli(args.temperature)),
         ("api", args.api),
         ("context_tokens", args.context_tokens),
-        ("mcp_servers", _servers(driver, args.mcp)),
+        ("mcp_servers", servers(driver, args.mcp)),
         ("proxy", args.proxy),
     ):
         if value is not None:
@@ -114,30 +115,3 @@ def _dotted(table: dict[str, Any], prefix: str) -> dict[str, Any]:
     for key, value in table.items():
         flat.update(_dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
     return flat
-
-
-def _servers(driver: dict[str, Any], named: list[str] | None) -> list[dict[str, Any]] | None:
-    """MCP servers of `--mcp NAME=COMMAND`, behind those of the file."""
-    if not named:
-        return None
-    import shlex
-
-    servers = list(driver.get("mcp_servers", []))
-    for each in named:
-        name, found, what = each.partition("=")
-        if not found or not what.strip():
-            raise Failure("usage", f"--mcp {each!r}; expected NAME=COMMAND or NAME=URL")
-        if what.startswith(("http://", "https://")):
-            servers.append({"name": name, "url": what})
-            continue
-        command, *args = shlex.split(what)
-        servers.append({"name": name, "command": command, "args": args})
-    return servers
-
-
-def _milli(temperature: float | None) -> int | None:
-    if temperature is None:
-        return None
-    if not 0 <= temperature <= 5:  # also refuses nan
-        raise Failure("usage", f"--temperature {temperature}; expected 0 to 5")
-    return round(temperature * 1_000)

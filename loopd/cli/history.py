@@ -70,9 +70,16 @@ def show(run: Run) -> None:
         command["n"] = int(number)
     if args.prompt:
         command.update(prompt=True, step=args.step)
+    if args.calls:
+        command.update(calls=True)
     answer = run.link.ask(command)
     if console.format != "table":
         console.json(answer)
+        return
+    if args.calls:
+        from loopd.cli.model_calls import show_calls
+
+        show_calls(run, answer.get("calls") or [])
         return
     if args.prompt and answer.get("prompt") is not None:
         _show_prompt(run, answer["prompt"])

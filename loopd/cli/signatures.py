@@ -7,6 +7,7 @@ import argparse
 from loopd.cli import amounts, instants
 from loopd.cli import arguments as arg
 from loopd.cli.agents import acp_arguments
+from loopd.cli.chat_options import chat_arguments
 from loopd.cli.permissions import policy_arguments
 
 
@@ -78,38 +79,7 @@ def new(parser: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="complete the goal at the end instead of repeating the last turn"
     )
     scripted.add_argument("--delay", type=arg.duration, metavar="DUR", help="pause before each step")
-    chat = parser.add_argument_group("--driver chat")
-    chat.add_argument(
-        "--base-url", metavar="URL", help="OpenAI-compatible endpoint, for example http://127.0.0.1:8080/v1"
-    )
-    chat.add_argument("--model", metavar="NAME", help="model name")
-    chat.add_argument(
-        "--api-key-env", metavar="VAR", help="variable in the daemon's environment that holds the key"
-    )
-    chat.add_argument("--system", metavar="TEXT", help="system prompt")
-    chat.add_argument("--temperature", type=float, metavar="T", help="sampling temperature, 0 to 5")
-    chat.add_argument("--max-tokens", type=arg.count, metavar="N", help="longest answer of one step")
-    chat.add_argument(
-        "--context-bytes", type=arg.count, metavar="N", help="most bytes of history in one request"
-    )
-    chat.add_argument("--seed", type=arg.seq, metavar="N", help="sampling seed")
-    chat.add_argument("--no-tools", action="store_true", help="offer the model no tools")
-    chat.add_argument(
-        "--api",
-        choices=("chat-completions", "messages", "responses"),
-        help="how the endpoint is spoken to; default chat-completions",
-    )
-    chat.add_argument(
-        "--mcp",
-        action="append",
-        metavar="NAME=COMMAND",
-        help="offer the tools of an MCP server (stdio) or of NAME=URL; may be repeated",
-    )
-    chat.add_argument(
-        "--proxy",
-        action=argparse.BooleanOptionalAction,
-        help="let model calls go through the daemon's proxy, which records their bytes (default: only of hosted agents)",
-    )
+    chat_arguments(parser)
     acp_arguments(parser)
 
 
@@ -250,6 +220,9 @@ def show(parser: argparse.ArgumentParser) -> None:
         help="the session as it was then: a sequence number, 8h (ago), 18:00, 'yesterday 09:00'",
     )
     parser.add_argument("--prompt", action="store_true", help="what the model saw")
+    parser.add_argument(
+        "--calls", action="store_true", help="model calls that went through the proxy; -o json: their exact bytes"
+    )
     parser.add_argument(
         "--step",
         type=arg.count,

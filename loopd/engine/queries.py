@@ -19,6 +19,7 @@ from loopd.engine.frames import listed
 from loopd.engine.history import messages_of, step_messages
 from loopd.engine.loading import blob_names
 from loopd.engine.manifest import Manifest, content_digest, rows_of, sha256
+from loopd.engine.model_calls import calls_of
 from loopd.engine.router import Router
 from loopd.engine.selection import select
 from loopd.engine.views import (
@@ -227,6 +228,7 @@ class Queries:
                         "outcome": body["outcome"],
                         "ended_ms": event.at_ms,
                         "error": body.get("error", ""),
+                        "cause": body.get("cause", ""),
                     }
                 case "turn.interrupted":
                     view |= {"outcome": "interrupted", "ended_ms": event.at_ms, "cause": body["cause"]}
@@ -242,6 +244,8 @@ class Queries:
             view["deleted"] = deletion
             if command.prompt:
                 raise Refused("not_found", said(deletion, f"the content of turn {n}"), path="$.n")
+        if command.calls:
+            view["calls"] = await calls_of(self._store, session.sid, n, view.get("seq", 0))
         if command.prompt:
             view["prompt"] = await self._prompt(session.sid, n, command.step, stored, view.get("manifest"))
         return view

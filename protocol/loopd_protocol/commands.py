@@ -500,13 +500,15 @@ class HistoryPage(Command, frozen=True, kw_only=True, tag="history.page"):
 class TurnGet(Command, frozen=True, kw_only=True, tag="turn.get"):
     """→ one turn: trigger, envelopes, steps, outcome; with `prompt` what the model saw.
 
-    `n` None is the last turn; `step` picks the request of a later step of the turn.
+    `n` None is the last turn; `step` picks the request of a later step of the turn. With `calls`: the model
+    calls that went through the proxy, with the exact bytes of request and response as far as they are kept.
     """
 
     sid: SessionRef
     n: Count | None = None
     prompt: bool = False
     step: Count = 1
+    calls: bool = False
 
 
 class EffectList(Command, frozen=True, kw_only=True, tag="effect.list"):

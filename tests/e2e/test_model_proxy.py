@@ -52,6 +52,12 @@ def test_every_call_is_in_the_journal_with_its_exact_bytes(daemon: Daemon, api: 
     for step in (1, 2):
         shown = daemon.ctl("show", f"{sid}@1", "--prompt", "--step", str(step))["prompt"]
         assert shown["request_sha256"] == shown["recorded_sha256"] == sent[step - 1][0]
+    whole = daemon.ctl("show", f"{sid}@1", "--calls")["calls"]
+    assert [call["request"].encode() for call in whole] == [body for _, body in sent]
+    assert "fine" in whole[1]["response"]
+    table = daemon.loopctl("show", f"{sid}@1", "--calls").stdout.splitlines()
+    assert len(table) == 3
+    assert f"{api}  m-1  ok  HTTP 200" in table[0]
     daemon.verified(sid)
 
 

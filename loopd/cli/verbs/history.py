@@ -16,6 +16,7 @@ VERBS: dict[str, Verb] = {
         sign.show,
         "loopctl show mapper@512",
         "loopctl show mapper@512 --prompt",
+        "loopctl show mapper@512 --calls -o json",
         "loopctl show mapper --at 'yesterday 18:00'",
     ),
     "watch": Verb(
