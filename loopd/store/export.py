@@ -27,7 +27,7 @@ from loopd.core.evolution import DERIVATION
 from loopd.core.redactor import Redactor
 from loopd.store import anchors, chain
 from loopd.store.anchors import Signer
-from loopd.store.ledger import unpacked
+from loopd.store.content import unpacked
 from loopd.store.past import number_of
 from loopd.store.rows import PAGE_ROWS, ROW_COLUMNS, Row, session_page
 from loopd_protocol.errors import Refused
