@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 import loopd.core.settings as session_settings
+import loopd.drivers.acp.kinds as agent_kinds
 from loopd.cli.arguments import common
 from loopd.cli.daemon import whole_parser as daemon_parser
 from loopd.cli.operator import EPILOG
@@ -425,7 +426,56 @@ def glossary() -> str:
     )
 
 
+def agents() -> str:
+    """Kinds of hosted agents: those that ship, and how a file describes one."""
+    kind = agent_kinds.AgentKind
+    parts = {"version": agent_kinds.Version, "model": agent_kinds.Model, "model.files": agent_kinds.File}
+    parts |= {"capabilities": agent_kinds.Capabilities, "asking": agent_kinds.Asking}
+    parts |= {"patience": agent_kinds.Patience}
+    blocks = [
+        [
+            f"## `[{name}]`" if name != "model.files" else "## `[[model.files]]`",
+            "",
+            about(part),
+            "",
+            *fields_of(part),
+        ]
+        for name, part in parts.items()
+    ]
+    shipped = [agent_kinds.find(name) for name in agent_kinds.names()]
+    rows = [
+        [
+            f"`{each.name}`",
+            f"`{' '.join(each.command)}`",
+            each.model.api,
+            each.mode or "its own",
+            f"`{each.install}`",
+        ]
+        for each in shipped
+    ]
+    return page(
+        "Kinds of hosted agents",
+        "What `loopctl new --driver acp --agent KIND` can name. A file `NAME.toml` in `~/.config/loopd/agents` (below "
+        "`$XDG_CONFIG_HOME`, of the daemon's user) adds a kind or takes the place of one; `--agent PATH.toml` uses one "
+        "that stands elsewhere. A key that is not known, or has a wrong value, is refused when a session is made, and "
+        "named. `loopctl agents` shows which ones are installed.",
+        ["## What ships", "", *table(("kind", "command", "model API", "unattended mode", "install"), rows)],
+        ["## A kind", "", about(kind), "", *fields_of(kind)],
+        *blocks,
+        [
+            "## Values",
+            "",
+            "Texts may contain "
+            + ", ".join(f"`${{{name}}}`" for name in agent_kinds.VALUES)
+            + ": the model settings of the session, `origin` and `path` of its `base_url`, the folders, and `permission`, "
+            "which is `ask` in a session with an approval policy and else `allow`. `$$` is a dollar sign. A variable or "
+            "argument whose value is not given is left out; so is a file.",
+        ],
+    )
+
+
 PAGES = {
+    "agents.md": agents,
     "cli.md": cli,
     "events.md": events,
     "commands.md": commands,

@@ -7,6 +7,7 @@ import re
 from loopd.core.conversation import TurnEnd
 from loopd.drivers.acp.connection import AgentGone, RpcError
 from loopd.drivers.acp.kinds import AgentKind
+from loopd.drivers.error_prose import ErrorProse
 
 _CAUSES: dict[str, str] = {
     "context_overflow": r"context[ _-]?(length|window|size|limit)|maximum context|too many tokens"
@@ -22,6 +23,7 @@ _CAUSES: dict[str, str] = {
 }
 """Cause → what texts about it say; the first one that fits counts."""
 _SORTED = tuple((cause, re.compile(pattern, re.IGNORECASE)) for cause, pattern in _CAUSES.items())
+_EVERYWHERE = ErrorProse()
 _AFTER = re.compile(
     r"(?:retry|try again|available|wait)[^0-9\n]{0,40}?(\d{1,6}(?:\.\d{1,3})?)\s*(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b",
     re.IGNORECASE,
@@ -48,7 +50,16 @@ def retry_after_ms(text: str) -> int | None:
 
 def is_error_prose(text: str, kind: AgentKind) -> bool:
     """Does an answer only say that the model could not be reached?"""
-    return any(re.search(pattern, text, re.IGNORECASE | re.MULTILINE) for pattern in kind.error_prose)
+    return _EVERYWHERE.told(text) or _fits(kind.error_prose, text)
+
+
+def is_empty_prose(text: str, kind: AgentKind) -> bool:
+    """Does an answer only say that the model's was empty?"""
+    return _fits(kind.empty_prose, text)
+
+
+def _fits(patterns: tuple[str, ...], text: str) -> bool:
+    return any(re.search(pattern, text, re.IGNORECASE | re.MULTILINE) for pattern in patterns)
 
 
 def refused(error: RpcError) -> TurnEnd:

@@ -56,6 +56,10 @@ class File(_Part, frozen=True, kw_only=True):
     """A file that the agent reads its settings from, below the session's own home folder.
 
     Values are put in as the inside of a JSON string, which is one of TOML too.
+
+    Attributes:
+        path: relative to the home folder.
+        text: its content, with values.
     """
 
     path: _Word
@@ -96,7 +100,6 @@ class Capabilities(_Part, frozen=True, kw_only=True):
         usage_scope: what reported tokens stand for: the whole prompt (`turn`), its last model call, or
             all of the session so far; `none` when nothing that is reported can be used.
         late_ms: how long after the answer reports may still come.
-        extra_kill: tools leave the process group; the environment is searched for them.
         exit_codes: regular expression over a tool's output; the first group is its exit code.
     """
 
@@ -104,7 +107,6 @@ class Capabilities(_Part, frozen=True, kw_only=True):
     cancel_reliable: bool = False
     usage_scope: Literal["turn", "last_call", "cumulative", "none"] = "none"
     late_ms: Annotated[int, Meta(ge=0, le=5_000)] = 50
-    extra_kill: bool = True
     exit_codes: str = ""
 
 
@@ -149,8 +151,9 @@ class AgentKind(_Part, frozen=True, kw_only=True):
         pass_env: variables of the daemon that it gets too, besides PATH, HOME and the like.
         mode: session mode that needs nobody to answer; empty for the agent's own.
         install: how to get it, in one line.
+        version, model, capabilities, asking, patience: tables, see below.
         error_prose: regular expressions; a turn whose text matches one, without a tool call, failed.
-        own_tools: prefixes under which loopd's own tools appear, besides the usual ones.
+        empty_prose: regular expressions; a turn whose only text matches one got an empty answer.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
@@ -166,7 +169,7 @@ class AgentKind(_Part, frozen=True, kw_only=True):
     asking: Asking = Asking()
     patience: Patience = Patience()
     error_prose: tuple[str, ...] = ()
-    own_tools: tuple[str, ...] = ()
+    empty_prose: tuple[str, ...] = ()
 
 
 def decode(data: bytes, source: str) -> AgentKind:
@@ -189,6 +192,7 @@ def decode(data: bytes, source: str) -> AgentKind:
 def _check(kind: AgentKind, source: str) -> None:
     patterns = [("version.pattern", kind.version.pattern)]
     patterns += [(f"error_prose[{i}]", text) for i, text in enumerate(kind.error_prose)]
+    patterns += [(f"empty_prose[{i}]", text) for i, text in enumerate(kind.empty_prose)]
     if kind.capabilities.exit_codes:
         patterns.append(("capabilities.exit_codes", kind.capabilities.exit_codes))
     for key, text in patterns:

@@ -94,6 +94,15 @@ class Traffic:
                 await self._passage.settled()
             self.look()
 
+    async def answered_nothing(self) -> bool:
+        """Whether the model answered, every time, and nothing is under way: then what it said was nothing."""
+        if self._passage is None:
+            return False
+        with anyio.move_on_after(0.1) as span:
+            await self._passage.settled()
+        self.look()
+        return not span.cancelled_caught and self.calls > 0 and self.trouble is None
+
     def cut(self) -> None:
         """Break off what is under way."""
         if self._passage is not None:

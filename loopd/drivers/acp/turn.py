@@ -178,6 +178,10 @@ class HostedTurn:
             self._traffic.look()
             if self._traffic.fault is not None and waited >= FAULT_PATIENCE_S and not self._draft.waits:
                 break
+        if not self._draft.begun and await self._traffic.answered_nothing():
+            # Some agents ask again and again, without a word, when an answer is empty.
+            await self._cut_prompt()
+            raise TurnOver(await self._wordless(None, "cancelled"))
         what = "while a tool ran" if self._draft.waits else "while the model was to answer"
         silent = faults.model_error("silence", f"the agent said nothing for {waited:g} s {what}")
         return await self._over(self._traffic.ended() or silent)
@@ -302,6 +306,9 @@ class HostedTurn:
             return self._traffic.ended() or faults.refused(answer.error)
         result = answer.result if isinstance(answer.result, dict) else {}
         reason = str(result.get("stopReason") or "")
+        if not draft.calls and faults.is_empty_prose(draft.text, self._kind):
+            self._draft = StepDraft()  # the agent's own words about an answer that had none
+            return await self._wordless(usage, reason)
         if not draft.calls and faults.is_error_prose(draft.text, self._kind):
             return self._traffic.ended() or faults.prose(draft.text)
         if not draft.calls and not draft.text.strip():
