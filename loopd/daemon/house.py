@@ -200,7 +200,7 @@ class Daemon:
             metrics = Metrics(
                 version=loopd.__version__,
                 now_ms=self.clock.now_ms,
-                directory=router.rows_of,
+                directory=router.directory.rows_of,
                 gauges=self.gauges,
                 top_k=config.metrics.top_k,
             )

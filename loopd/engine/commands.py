@@ -22,6 +22,7 @@ from loopd.core.writes import Idempotency
 from loopd.engine import agent_desk
 from loopd.engine.access_desk import AccessDesk
 from loopd.engine.clearance import cleared
+from loopd.engine.creation import create
 from loopd.engine.denials import Denials
 from loopd.engine.forensic_desk import ForensicDesk
 from loopd.engine.hooks import WebhookDesk
@@ -262,6 +263,7 @@ class Dispatcher:
         if keyed is not None and not pending.advanced.events:
             await self._router.keep(keyed.stored(result))  # else a retry would act later, after all
         if isinstance(command, BudgetSet):
+            await self._policy.share(loop.session, command)
             now = self._router.clock.now_ms()
             result |= session_budgets(self._router, loop.session, now)
         if before.turn is not None and loop.session.turn is None:
@@ -300,7 +302,8 @@ class Dispatcher:
         def describe(sid: str, name: str) -> Idempotency | None:
             return None if keyed is None else keyed.stored({"sid": sid, "name": name})
 
-        loop, pending = await self._router.create(
+        loop, pending = await create(
+            self._router,
             name=command.name,
             driver=msgspec.to_builtins(command.driver),
             goal=command.goal,

@@ -15,6 +15,7 @@ from loopd.core.settings import settings_of
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
 from loopd.engine import copies
+from loopd.engine.creation import create
 from loopd.engine.forensic_ports import Archivist, Entry, ForensicStore, ImportShelf
 from loopd.engine.forking import origin_of
 from loopd.engine.imported import Reader
@@ -223,7 +224,8 @@ class ForensicDesk:
         def describe(sid: str, name: str) -> Idempotency | None:
             return None if keyed is None else keyed.stored({"sid": sid, "name": name, **told})
 
-        loop, pending = await self._router.create(
+        loop, pending = await create(
+            self._router,
             name=command.name,
             driver=then.driver,
             goal=goal or None,

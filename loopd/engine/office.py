@@ -10,7 +10,7 @@ from loopd.core.conversation import Message
 from loopd.core.inputs import Advanced
 from loopd.core.prices import Prices
 from loopd.core.state import Session
-from loopd.core.writes import Appended
+from loopd.core.writes import Appended, PassiveRow
 from loopd.engine.ports import Clock, DriverFactory, Store
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ class Office(Protocol):
     def release(self, loop: SessionLoop) -> None:
         """The session has ended, is suspended or forgotten, and no turn of it runs: close its driver."""
 
-    def changed(self, loop: SessionLoop) -> None:
-        """The committed state of a session changed: arm its deadline, renew its passive row."""
+    def changed(self, loop: SessionLoop, row: PassiveRow | None = None) -> None:
+        """The committed state of a session changed: arm its deadline, renew its passive row.
+
+        `row`: as the store has just written it, so that it is not made twice.
+        """
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
         """A write failed: what is in memory is ahead of the journal and must be forgotten."""

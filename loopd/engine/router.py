@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import msgspec
 
 from loopd.core.account import Purse
 from loopd.core.inputs import (
@@ -28,27 +27,20 @@ from loopd.core.inputs import (
     Ticked,
 )
 from loopd.core.passive import passive_row
-from loopd.core.policy import check as check_policy
 from loopd.core.prices import Prices
-from loopd.core.settings import settings_of
 from loopd.core.state import Session
-from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency, PassiveRow
+from loopd.core.writes import PassiveRow
 from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
-from loopd.engine.forking import Origin
-from loopd.engine.founding import founded
-from loopd.engine.history import CONTEXT_BYTES, History
+from loopd.engine.house_log import HouseLog
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
-from loopd.engine.office import Pending
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
 from loopd.engine.session_loop import STOP_WITHIN_S, SessionLoop
 from loopd.engine.timers import Timers
-from loopd.engine.treasury import Treasury, child_row, parent_of
-from loopd_protocol import events as ev
+from loopd.engine.treasury import Treasury
 from loopd_protocol.errors import Refused
-from loopd_protocol.policy import BudgetLimit, PolicyRule
 
 logger = logging.getLogger("loopd.engine")
 
@@ -107,8 +99,9 @@ class Router:
         self.boot = boot or Boot()
         self.unwell: dict[str, str] = {}
         self._trusted: set[str] = set()
-        self._default_preset = default_preset
-        self._default_overrides = dict(default_overrides or {})
+        self.defaults = (default_preset, dict(default_overrides or {}))
+        house_log = HouseLog(store, clock)
+        self.say, self.tell, self.keep = house_log.say, house_log.tell, house_log.keep
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
@@ -279,13 +272,18 @@ class Router:
         finally:
             del self._loading[sid]
             future.set_result(None)
-        self._unload_idle()
+        self.make_room()
         if loop.session.turn is not None or any(not effect.uncertain for effect in loop.session.effects):
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
             self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
         return loop
 
-    def _unload_idle(self) -> None:
+    def host(self, loop: SessionLoop) -> None:
+        """Keep a session in memory that was made just now."""
+        self._loaded[loop.session.sid] = loop
+
+    def make_room(self) -> None:
+        """Unload idle sessions over `LOADED_IDLE_MAX`, the longest unused first."""
         surplus = max(0, len(self._loaded) - LOADED_IDLE_MAX)
         newest = next(reversed(self._loaded), None)  # somebody is about to use it
         for sid in [sid for sid, loop in self._loaded.items() if loop.idle and sid != newest][:surplus]:
@@ -322,10 +320,13 @@ class Router:
         if loop.drives and self._tasks is not None:
             self._tasks.start_soon(loop.aclose)
 
-    def changed(self, loop: SessionLoop) -> None:
+    def changed(self, loop: SessionLoop, row: PassiveRow | None = None) -> None:
         """See `office.Office`."""
         self._trusted.add(loop.session.sid)
-        row = passive_row(loop.durable, closed_by=self.closed_by, scheduled_from_ms=self.scheduled_from_ms)
+        if row is None or self.closed_by is not None or self.scheduled_from_ms:
+            row = passive_row(
+                loop.durable, closed_by=self.closed_by, scheduled_from_ms=self.scheduled_from_ms
+            )
         self.directory.follow(row)
         self._rearm(loop.session.sid)
 
@@ -369,122 +370,7 @@ class Router:
         if sid in self.rows:
             self.timers.arm(sid, self.rows[sid].deadline_ms)
 
-    def rows_of(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
-        """Rows of the named sessions, or of all."""
-        return self.directory.rows_of(sids)
-
-    # -- creating -----------------------------------------------------------------------------
-
-    async def create(
-        self,
-        *,
-        name: str | None,
-        driver: dict[str, Any],
-        goal: str | None,
-        workspace: str | None,
-        labels: dict[str, str],
-        preset: str | None,
-        overrides: Mapping[str, Any],
-        principal: str,
-        answer: Callable[[str, str], Idempotency | None],
-        policy: tuple[PolicyRule, ...] = (),
-        budgets: tuple[BudgetLimit, ...] = (),
-        parent: str | None = None,
-        origin: Origin | None = None,
-        suspended: bool = False,
-    ) -> tuple[SessionLoop, Pending]:
-        """Create a session, durably; with `origin` it is a fork.
-
-        Raises:
-            Refused: `already_exists`, `invalid` settings or driver, `overloaded`, storage codes.
-        """
-        chosen = preset or self._default_preset
-        merged = {**self._default_overrides, **overrides}
-        settings_of(chosen, merged)
-        check_policy(policy)
-        above = None if parent is None else await parent_of(self, parent)
-        num, sid, name = self.directory.reserve(name)
-        try:
-            probe = self.make_driver(sid, driver, workspace)
-            await probe.aclose()
-            now = self.clock.now_ms()
-            created = ev.SessionCreated(
-                sid=sid,
-                num=num,
-                name=name,
-                driver=driver,
-                preset=chosen,
-                settings=merged,
-                labels=labels,
-                workspace=workspace,
-                by=principal,
-                policy=policy,
-                budgets=budgets,
-                parent=None if above is None else above.sid,
-            )
-            forked = None if origin is None else msgspec.structs.replace(origin.event, by=principal)
-            first = founded(
-                created, goal, now=now, closed_by=self.closed_by, forked=forked, suspended=suspended
-            )
-            history = History(context_bytes=int(driver.get("context_bytes") or CONTEXT_BYTES))
-            loop = self._loaded[sid] = SessionLoop(self, first.session, history)
-            key = answer(sid, name)
-            pending = loop.created(
-                created,
-                first,
-                now=now,
-                principal=principal,
-                idempotency=key,
-                house=() if above is None else (child_row(sid, above.sid),),
-                blobs=None if origin is None else origin.blobs(),
-            )
-        except BaseException:
-            self.directory.names.release(name, sid)
-            raise
-        if above is not None:
-            self.treasury.adopt(sid, above, now)
-        with anyio.CancelScope(shield=True):
-            await pending.committed()
-        self._unload_idle()
-        return loop, pending
-
     # -- the whole house ----------------------------------------------------------------------
-
-    async def say(
-        self, event: ev.Event, *, principal: str, idempotency: Idempotency | None = None
-    ) -> Appended:
-        """Journal an event of the daemon itself."""
-        return await self.tell((event,), principal=principal, idempotency=idempotency)
-
-    async def tell(
-        self,
-        events: tuple[ev.Event, ...],
-        *,
-        principal: str,
-        idempotency: Idempotency | None = None,
-        house: tuple[HouseRow, ...] = (),
-    ) -> Appended:
-        """Journal events of the daemon itself together with rows of the house; either may be missing."""
-        batch = Append(
-            sid=None,
-            at_ms=self.clock.now_ms(),
-            facts=tuple(Fact(event=event, ss=0) for event in events),
-            principal=principal,
-            idempotency=idempotency,
-            house=house,
-        )
-        future = self.store.submit(batch)
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([future])
-        return future.result()
-
-    async def keep(self, key: Idempotency) -> Appended:
-        """Make the answer to a command that changed nothing durable: asked again, it still changes nothing."""
-        batch = Append(sid=None, at_ms=self.clock.now_ms(), facts=(), idempotency=key)
-        future = self.store.submit(batch)
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([future])
-        return future.result()
 
     def running(self) -> list[SessionLoop]:
         """Sessions with a turn in progress."""
