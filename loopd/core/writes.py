@@ -69,10 +69,15 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the events of a batch are now: `seq` from `first` to `last`, contiguous."""
+    """Where the events of a batch are now: `seq` from `first` to `last`, contiguous.
+
+    Attributes:
+        row: the session as it was stored, with this batch or one that was committed together with it.
+    """
 
     first: int
     last: int
+    row: PassiveRow | None = None
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from time import monotonic
 from types import CodeType, FrameType
+from typing import Any
 
 from loopd.core.rules import framework, lanes, rungs
 
@@ -24,6 +24,9 @@ LIMIT_S = 0.25
 TICK_S = LIMIT_S / 2
 _TICKS = 3
 """Ticks that meet one and the same call of a rule: between the first and the last lie `LIMIT_S`."""
+
+_AT_ONCE_S = 0.001
+_MAIN = threading.main_thread().ident
 
 _WALLS: frozenset[CodeType] = frozenset(
     # the walls that catch what rules raise
@@ -36,31 +39,48 @@ class RuleTooSlow(Exception):
 
 
 class RuleWatch:
-    """Watches over the rules while the core decides; one for each process."""
+    """Watches over the rules while the core decides; one for each process. Not reentrant.
+
+    Arming a timer for each decision costs more than most rules do, so it goes on ticking from one decision to
+    the next, and stops at the first tick that meets none. Whoever used the signal before (a test's time limit)
+    has it back then, or when its own time has come.
+    """
 
     def __init__(self) -> None:
         self._met: FrameType | None = None
         self._ticks = 0
+        self._deciding = False
+        self._others: Any = signal.SIG_DFL
+        self._others_due: float | None = None
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Interrupt rules that take too long in the block."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
+        if threading.get_ident() != _MAIN:
             return
-        self._met, self._ticks = None, 0
-        handler = signal.signal(signal.SIGALRM, self._tick)
-        timer = signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
-            if timer[0]:  # somebody else's, for example a test's: it goes on where it was
-                signal.setitimer(signal.ITIMER_REAL, *timer)
-            self._met = None
+        self._met, self._ticks, self._deciding = None, 0, True
+        if signal.getitimer(signal.ITIMER_REAL)[1] != TICK_S:  # it stopped, or somebody took the timer
+            self._arm()
+
+    def __exit__(self, *_: object) -> None:
+        if threading.get_ident() == _MAIN:
+            self._deciding, self._met = False, None
+
+    def _arm(self) -> None:
+        self._others = signal.signal(signal.SIGALRM, self._tick) or signal.SIG_DFL
+        left, _ = signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
+        self._others_due = monotonic() + left if left else None
+
+    def _disarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._others)
+        if self._others_due is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(_AT_ONCE_S, self._others_due - monotonic()))
 
     def _tick(self, _signum: int, frame: FrameType | None) -> None:
+        overdue = self._others_due is not None and monotonic() >= self._others_due
+        if not self._deciding or overdue:
+            self._disarm()
+            return
         running = rule_call(frame)
         if running is None or running is not self._met:
             self._met, self._ticks = running, 1

@@ -139,6 +139,7 @@ class Plan:
     Appends of one session are merged: its row is written once, from the last state.
 
     Attributes:
+        rows: passive rows of the sessions that were written.
         frozen: what became of the daemon-wide freeze, in order: the event's body, or None for thawed.
     """
 
@@ -150,6 +151,7 @@ class Plan:
         self._outcomes: list[tuple[Any, ...]] = []
         self._recovered: dict[int, tuple[Any, ...]] = {}
         self._books: list[Placed] = []
+        self.rows: dict[int, PassiveRow] = {}
         self.frozen: list[bytes | None] = []
 
     def add(
@@ -181,7 +183,7 @@ class Plan:
         seldom: list[tuple[Any, ...]] = []
         for num, (before, after) in self._spans.items():
             assert after is not None
-            passive = passive_row(after)
+            passive = self.rows[num] = passive_row(after)
             sessions.append((*astuple(passive), after.ss, _encode_state(after)))
             if before is not None and _changed_seldom(before, after):
                 seldom.append((*(getattr(passive, c) for c in _SELDOM), num))

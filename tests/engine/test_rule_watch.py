@@ -12,7 +12,7 @@ from loopd.core.conversation import TurnEnd, TurnRequest
 from loopd.core.ladder import SLOW
 from loopd.core.rules import lanes
 from loopd.engine.ports import TurnHost
-from loopd.engine.watch import LIMIT_S, RuleTooSlow, RuleWatch
+from loopd.engine.watch import LIMIT_S, TICK_S, RuleTooSlow, RuleWatch
 from loopd_protocol import events as ev
 from tests.engine.stage import say, stage
 
@@ -85,7 +85,7 @@ async def test_a_detector_that_fails_on_each_call_is_skipped_and_the_session_goe
 
 def test_what_is_slow_but_is_no_rule_is_left_alone() -> None:
     watch = RuleWatch()
-    with watch.watching():
+    with watch:
         until = time.monotonic() + 2 * LIMIT_S
         while time.monotonic() < until:
             pass
@@ -97,7 +97,7 @@ def test_a_timer_and_a_handler_of_somebody_else_survive() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with RuleWatch().watching():
+        with RuleWatch():
             pass
         until = time.monotonic() + 5
         while not rung and time.monotonic() < until:
@@ -106,3 +106,38 @@ def test_a_timer_and_a_handler_of_somebody_else_survive() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_the_timer_stops_when_nothing_is_decided_any_more() -> None:
+    before = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        watch = RuleWatch()
+        for _ in range(3):
+            with watch:
+                pass
+        assert signal.getitimer(signal.ITIMER_REAL)[1] == TICK_S
+        until = time.monotonic() + 5
+        while signal.getitimer(signal.ITIMER_REAL)[1] and time.monotonic() < until:
+            pass
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) == before[0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before[1])
+
+
+def test_a_watch_whose_timer_somebody_took_arms_it_anew() -> None:
+    before = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        watch = RuleWatch()
+        with watch:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 60)  # as the next test's time limit does
+        with watch:
+            assert signal.getitimer(signal.ITIMER_REAL)[1] == TICK_S
+        until = time.monotonic() + 5
+        while signal.getitimer(signal.ITIMER_REAL)[1] and time.monotonic() < until:
+            pass
+        assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before[1])
+        signal.signal(signal.SIGALRM, before[0])
