@@ -92,6 +92,22 @@ class PolicyDesk:
                     ]
         return {"budgets": budgets, "unpriced": unpriced, "currency": router.prices.currency}
 
+    async def share(self, session: Session, command: pc.BudgetSet) -> None:
+        """A limit of a session was set: count what its children have spent of it already."""
+        family = self._router.treasury.family(session.sid)
+        if not family or command.limit is None:
+            return
+        router, key = self._router, (command.kind, command.per_ms)
+        await router.treasury.fill(
+            router.store,
+            router.rows,
+            router.clock.now_ms(),
+            router.durable,
+            trees=(session.sid,),
+            only=key,
+        )
+        await router.reconsider_some([session.sid, *family], Reconsidered())
+
     async def _limit_label(
         self, command: pc.BudgetSet, label: str, caller: Caller, keyed: Keyed | None
     ) -> Answer:

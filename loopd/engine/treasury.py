@@ -306,7 +306,9 @@ class Treasury:
             ]
         for sid in trees:
             members = self._descendants(sid)
-            chosen += [(count, members) for count in self._trees.get(sid, {}).values()]
+            chosen += [
+                (count, members) for key, count in self._trees.get(sid, {}).items() if only in {None, key}
+            ]
         head = store.head
         for count, _ in chosen:
             count.index = 0 if count.limit.per_ms is None else window_of(now, count.limit.per_ms)

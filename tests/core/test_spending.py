@@ -302,7 +302,7 @@ class SpendingMachine(RuleBasedStateMachine):
     @initialize(limits=LIMITS, goal=st.sampled_from([None, "win"]))
     def begin(self, limits: tuple[BudgetLimit, ...], goal: str | None) -> None:
         self.made = world(*limits, goal=goal, **{"turn.max_steps": 1_000})
-        self.since = {(each.kind, each.per_ms): 0 for each in limits}
+        self.since: dict[tuple[str, int | None], int] = {(each.kind, each.per_ms): 0 for each in limits}
 
     def running(self) -> bool:
         return self.made.session.turn is not None
