@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loopd.core.account import Purse, total_of
 from loopd.core.conversation import TurnEnd, TurnRequest
+from loopd.engine.clock import ManualClock
 from loopd.engine.ports import TurnHost
 from loopd_protocol import commands as cm
 from loopd_protocol import policy_commands as pc
@@ -126,10 +127,12 @@ def test_in_any_order_shared_counts_are_the_sum_of_their_members(actions: list[t
 
 
 async def _in_any_order(actions: list[tuple[str, Any]]) -> None:
-    image, clock, sids = None, None, []
+    image: bytes | None = None
+    clock: ManualClock | None = None
+    sids: list[str] = []
     pending = [*actions]
     while True:
-        async with stage(image=image, **({"clock": clock} if clock else {})) as here:
+        async with stage(image=image, clock=clock) as here:
             here.plays["spends"] = spends
             if not sids:
                 parent = await here.new("spends", labels={"team": "a"})
