@@ -162,6 +162,8 @@ class ChatDriver:
         self, answer: Answer, body: bytes, tools: bytes, host: TurnHost, *, withheld: bool, compacted: bool
     ) -> tuple[TurnEnd | None, tuple[Message, ...], bool]:
         """Carry out one answer: how the turn ends, if it does; else what comes next."""
+        if self._passage is not None:
+            await self._passage.settled()  # what was said is durable before anything is done about it
         asked, usage, text = answer.calls(), answer.usage(len(body)), answer.text
         self._window.measured(len(body), usage)
         silent = not text.strip() and not asked

@@ -5,6 +5,7 @@ httpx is imported on the first call, not with the daemon.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cache
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ERROR_BODY_BYTES = 4_096
+REST_S, REST_EVENTS = 0.5, 16
+"""How long, and for how many events, an answer is read on behind its last one."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +122,13 @@ async def _read(
 ) -> Answer:
     media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        async for data in _events(response, limits, plain=media == "application/json"):
+        events = _events(response, limits, plain=media == "application/json")
+        async for data in events:
             fresh = answer.take(data)
             if fresh:
                 show(fresh)
             if answer.done:
+                await _rest(events)
                 return answer
             if answer.size > limits.answer_chars:
                 answer.finish = "cut"
@@ -139,6 +144,16 @@ async def _read(
     if answer.finish is None:
         raise CallFailed(_unreachable("the stream ended in the middle of an answer"))
     return answer
+
+
+async def _rest(events: AsyncIterator[str]) -> None:
+    """Read to the end, which is near, so that the connection can be used again; whatever comes is nothing."""
+    import httpx  # noqa: PLC0415
+
+    with anyio.move_on_after(REST_S), contextlib.suppress(CallFailed, EventTooLarge, httpx.HTTPError):
+        for _ in range(REST_EVENTS):
+            if await anext(events, None) is None:
+                return
 
 
 async def _events(response: httpx.Response, limits: Limits, *, plain: bool) -> AsyncIterator[str]:

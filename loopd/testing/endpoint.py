@@ -44,6 +44,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         number: from 1.
         body: the exact bytes; `sha256` and `size` are theirs.
         api: `chat-completions`, `messages` or `responses`, by the path it came to.
+        port: of the client's side: the same for requests on one connection.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     api: str = "chat-completions"
     query: str = ""
+    port: int = 0
 
     @property
     def size(self) -> int:
@@ -166,7 +168,12 @@ class Endpoint:
         self._more = anyio.Event()
 
     def record(
-        self, body: bytes, headers: dict[str, str], api: str = "chat-completions", query: str = ""
+        self,
+        body: bytes,
+        headers: dict[str, str],
+        api: str = "chat-completions",
+        query: str = "",
+        port: int = 0,
     ) -> Recorded:
         """Keep a request."""
         recorded = Recorded(
@@ -176,6 +183,7 @@ class Endpoint:
             headers=headers,
             api=api,
             query=query,
+            port=port,
         )
         self.requests.append(recorded)
         self._tell()
@@ -242,7 +250,8 @@ class _Watched:
     async def _complete(self, request: Request) -> Response:
         api = APIS[request.url.path.removeprefix("/v1")]
         query = request.url.query
-        recorded = self._endpoint.record(await request.body(), dict(request.headers), api, query)
+        port = request.client.port if request.client is not None else 0
+        recorded = self._endpoint.record(await request.body(), dict(request.headers), api, query, port)
         reply = self._endpoint.reply_to(recorded)
         if reply.first_ms:
             await anyio.sleep(reply.first_ms / 1_000)
@@ -270,6 +279,8 @@ class _Watched:
                 yield piece
                 if reply.endless:
                     await anyio.lowlevel.checkpoint()
+            if reply.raw is not None and reply.hang_after == 1:
+                await anyio.sleep_forever()
             finished = True
         finally:
             self._endpoint.closed(finished=finished)

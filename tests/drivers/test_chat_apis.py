@@ -266,3 +266,26 @@ def history(steps: int, *, first: int = 10) -> tuple[Message, ...]:
         messages.append(Message(ss=ss, role="user", source="human", text=f"count {place}: " + "u" * 150))
         messages.append(Message(ss=ss + 1, role="assistant", source="model", text=f"{place} " + "a" * 150))
     return tuple(messages)
+
+
+async def test_the_steps_of_a_turn_share_one_connection(api: str) -> None:
+    script = [ask(Call("report_phase", {"name": f"p{n}"})) for n in range(4)] + [say("done")]
+    _, _, endpoint = await drive(api, script)
+    ports = [f"{request.port}" for request in endpoint.requests]
+    assert len(ports) == 5
+    assert len(set(ports)) == 1, "each answer was read to its end"
+
+
+async def test_an_endpoint_that_stays_open_behind_its_last_event_is_not_waited_for(api: str) -> None:
+    last = {
+        "chat-completions": b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
+        "messages": b'data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":"hi"}}\n\n'
+        b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}\n\n'
+        b'data: {"type":"message_stop"}\n\n',
+        "responses": b'data: {"type":"response.completed","response":{"status":"completed","output":'
+        b'[{"type":"message","content":[{"type":"output_text","text":"hi"}]}],"usage":{"output_tokens":1}}}\n\n',
+    }[api]
+    began = anyio.current_time()
+    end, host, _ = await drive(api, [Reply(raw=last, hang_after=1)])
+    assert (end.outcome, host.steps[0].text) == ("completed", "hi")
+    assert anyio.current_time() - began < 5

@@ -426,3 +426,17 @@ def test_every_stop_is_an_answer_of_its_protocol(api: str, text: str, stream: bo
     else:
         answer.take(data.decode())
     assert (answer.text, answer.finish) == (text, "stop")
+
+
+async def test_an_agent_that_hangs_up_behind_the_last_event_had_its_answer(api: str) -> None:
+    async with stage([say("all of it")]) as s:
+        async with s.client() as client, client.stream("POST", PATHS[api], content=body()) as response:
+            answer = WIRES[api].answer()
+            parser = EventParser()
+            async for chunk in response.aiter_raw(64):
+                for event in parser.feed(chunk):
+                    answer.take(event.data)
+                if answer.done:
+                    break
+        await s.ledger.wait_for(1)
+        assert [(c.outcome, c.cause) for c in s.ledger.calls] == [("ok", "")]

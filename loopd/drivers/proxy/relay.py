@@ -319,6 +319,8 @@ class Relay:
 
     async def _record(self, passage: OpenPassage, exchange: Exchange) -> None:
         tally = exchange.tally
+        if exchange.outcome == "cut" and tally is not None and tally.complete:
+            exchange.passed()  # the agent hung up behind the last event; it had everything
         passage.ended(None if tally is None else tally.usage(len(exchange.body)), exchange.fault)
         response = b"" if tally is None else tally.body
         stored = self._keep_bodies and response is not None

@@ -86,6 +86,11 @@ class Tally:
         return self._fault
 
     @property
+    def complete(self) -> bool:
+        """The answer said that nothing more comes."""
+        return self._answer.done and self._fault is None
+
+    @property
     def sha256(self) -> str:
         """Of the bytes so far."""
         return self._digest.hexdigest()
