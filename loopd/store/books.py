@@ -23,7 +23,7 @@ BOOKED: tuple[type[Event], ...] = (
     RetentionReleased,
 )
 
-_OF_A_SESSION = ("hold", "inbox", "cron", "turn", "effect", "cron_occurrence", "approval", "content_kept")
+_OF_A_SESSION = ("hold", "inbox", "cron", "turn", "effect", "cron_occurrence", "content_kept")
 
 
 def enter(connection: sqlite3.Connection, event: Event, at_ms: int) -> None:

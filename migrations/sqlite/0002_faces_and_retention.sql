@@ -1,4 +1,4 @@
--- Schema 2: access tokens, consumers, webhooks, approvals, anchors, recovery, retention.
+-- Schema 2: access tokens, consumers, webhooks, anchors, recovery, retention.
 --
 -- Unreleased: until it is, whoever needs a column edits this file in place and says so in its tests.
 -- The runner wraps this file in a transaction and sets user_version.
@@ -13,23 +13,6 @@ CREATE TABLE house (
     body BLOB NOT NULL,
     PRIMARY KEY (kind, id)
 ) STRICT, WITHOUT ROWID;
-
--- -- approvals ----------------------------------------------------------------------------------------
-
-CREATE TABLE approval (
-    id          INTEGER PRIMARY KEY,
-    sid         INTEGER NOT NULL,
-    approval    TEXT    NOT NULL,
-    n           INTEGER NOT NULL,
-    tool        TEXT    NOT NULL,
-    asked_ms    INTEGER NOT NULL,
-    until_ms    INTEGER,
-    answer      TEXT    NOT NULL,        -- empty while it waits
-    by          TEXT    NOT NULL,
-    answered_ms INTEGER,
-    body        BLOB    NOT NULL,
-    UNIQUE (sid, approval)
-) STRICT;
 
 -- -- effects that somebody settled --------------------------------------------------------------------
 
