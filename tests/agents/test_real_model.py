@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,18 @@ def test_a_real_agent_is_warned_and_stopped_within_fifteen_turns(
     daemon = house.daemon(env={"PATH": f"{bin_folder()}{os.pathsep}{os.environ['PATH']}"}).start()
     spec = {"kind": "acp", "agent": agent, "base_url": model, "model": "smollm2", "context_tokens": 8_192}
     degenerate(daemon, spec, GOALS[1], 15, workspace=str(workspace))
+
+
+def test_demo_real_tells_of_a_real_agent_too(model: str) -> None:
+    need("goose")
+    told = subprocess.run(
+        [sys.executable, "-m", "loopd.testing.demo_real", "--folder", TOP / realmodel.FOLDER],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "after its end 0" in told.stdout
+    assert "All of it happened" in told.stdout

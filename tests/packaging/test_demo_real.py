@@ -48,7 +48,7 @@ def test_a_real_model_degenerates_and_is_caught_suspended_killed_and_brought_bac
     if not (TOP / FOLDER / "installed").exists():
         pytest.skip("the real model is not installed (220 MB): run `make demo-real` once")
     told = subprocess.run(
-        [sys.executable, "-m", "loopd.testing.demo_real", "--folder", TOP / FOLDER],
+        [sys.executable, "-m", "loopd.testing.demo_real", "--folder", TOP / FOLDER, "--agent", "none"],
         cwd=TOP,
         capture_output=True,
         text=True,
