@@ -64,6 +64,9 @@ class Upkept(Protocol):
     async def forgettable(self, segment: Segment) -> list[tuple[int, str]]:
         """Ended sessions of which no event is left."""
 
+    async def learn_keys(self) -> bool:
+        """Learn some of the idempotency keys that earlier boots have stored; false when all are known."""
+
     async def forget_keys(self) -> int:
         """Delete some idempotency keys that are older than seven days; returns how many."""
 

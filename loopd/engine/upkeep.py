@@ -118,6 +118,11 @@ class Upkeep:
     async def run(self) -> None:
         """Look after the journal, for ever."""
         wait_s = FIRST_AFTER_S
+        try:
+            while await self._paced(self._store.learn_keys):
+                pass  # until it has, the database is asked for each key
+        except Refused as refusal:
+            logger.warning("keys not learned", extra={"code": refusal.code})
         while True:
             with anyio.move_on_after(wait_s):
                 await self._asked.wait()

@@ -194,6 +194,10 @@ class Keeping(Reading):
 
     # -- keys, pages, numbers ---------------------------------------------------------------------
 
+    @abstractmethod
+    async def learn_keys(self) -> bool:
+        """Learn some of the idempotency keys that earlier boots have stored; false when all are known."""
+
     async def forget_keys(self) -> int:
         """Delete some idempotency keys that are older than seven days; returns how many."""
         return await self._chore(Ledger.forget_keys)

@@ -17,6 +17,7 @@ from loopd.store import opening
 from loopd.store.faults import refusal
 from loopd.store.forensics import Forensics, Stopped
 from loopd.store.hop import close, hop
+from loopd.store.known_keys import KnownKeys
 from loopd.store.ledger import Ledger
 from loopd.store.snapshot import take
 from loopd.store.writer import Commits, Writer
@@ -26,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS = 2
+KEYS_AT_ONCE = 2_000
 STUDIES = 2
 """Long looks (verification, replay, export) that run at the same time; more wait for their turn."""
 
@@ -50,6 +52,8 @@ class SqliteStore(Forensics):
         self._connection: aiosqlite.Connection | None = None
         self._studies = asyncio.Semaphore(STUDIES)
         self._copying = asyncio.Lock()
+        self._keys = KnownKeys()
+        self._learned: int | None = 0
         self._closed = False
         self._unwritable: Refused | None = None
         self._alone = writer is None and not _log_beside(path)
@@ -249,11 +253,28 @@ class SqliteStore(Forensics):
     def submit(self, batch: Append) -> asyncio.Future[Appended]:
         """Queue one atomic batch; synchronous, never waits. See `loopd.engine.ports.Store.submit`."""
         if self._writer is not None:
+            if batch.idempotency is not None:
+                self._keys.add(batch.idempotency.principal, batch.idempotency.key)
             return self._writer.submit(batch)
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         why = self._unwritable or Refused("storage_readonly", f"{str(self.path)!r} was opened for reading")
         future.set_exception(Refused(why.code, why.message))
         return future
+
+    async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
+        """Command hash, result and `seq` of a key that was used within seven days, or None."""
+        if self._keys.surely_new(principal, key):
+            return None
+        return await super().idempotent(principal, key)
+
+    async def learn_keys(self) -> bool:
+        """Learn some of the keys that earlier boots have stored; false when all are known."""
+        if self._learned is None:
+            return False
+        self._learned = await self._read(_learn, self._keys, self._learned)
+        if self._learned is None:
+            self._keys.complete = True
+        return self._learned is not None
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -328,6 +349,16 @@ class SqliteStore(Forensics):
                 raise refusal(error) from error
             finally:
                 given_up = True
+
+
+def _learn(connection: sqlite3.Connection, keys: KnownKeys, after: int) -> int | None:
+    """Add a page of stored keys, on the reader's thread; returns where the next one begins."""
+    page = connection.execute(
+        "SELECT id, principal, key FROM idempotency WHERE id > ? ORDER BY id LIMIT ?", (after, KEYS_AT_ONCE)
+    ).fetchall()
+    for _, principal, key in page:
+        keys.add(principal, key)
+    return page[-1][0] if len(page) == KEYS_AT_ONCE else None
 
 
 def _log_beside(path: Path) -> bool:
