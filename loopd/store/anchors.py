@@ -231,6 +231,9 @@ def check(
         public = keys.get(anchor.key)
         if public is None:
             unsigned += 1
+            if given is None and keys:
+                what = f"the anchor at seq {anchor.seq} is signed by key {anchor.key!r}, which is not one of this daemon"
+                findings.add("anchor", what, seq=anchor.seq)
         elif not _signature_of(anchor, public):
             findings.add(
                 "anchor", f"the signature of the anchor at seq {anchor.seq} is wrong", seq=anchor.seq

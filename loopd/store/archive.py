@@ -10,6 +10,7 @@ import binascii
 import re
 import sqlite3
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -35,6 +36,8 @@ from loopd_protocol.errors import Refused
 
 UNPACKED_MAX = 64 << 30
 LINE_MAX = 64 << 20
+BROKEN = (zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError, NotImplementedError, RuntimeError)
+"""What a damaged zip may raise."""
 SMALL_MAX = 64 << 20
 ROWS_AT_ONCE = 512
 _BLOB_NAME = re.compile(r"blobs/[0-9a-f]{64}")
@@ -126,7 +129,7 @@ class Archive:
                 raise Refused("invalid", f"{str(path)!r} unpacks to over {UNPACKED_MAX} bytes")
             self.manifest_bytes = self._small(export.MANIFEST)
             self.manifest: dict[str, Any] = msgspec.json.decode(self.manifest_bytes, type=dict[str, Any])
-        except (zipfile.BadZipFile, KeyError, OSError, msgspec.MsgspecError, NotImplementedError) as error:
+        except (*BROKEN, msgspec.MsgspecError, ValueError) as error:
             raise Refused("invalid", f"{str(path)!r} is no export of loopd: {error}") from error
         if self.manifest.get("format") != export.NAME or self.manifest.get("v") != export.FORMAT:
             found = f"{self.manifest.get('format')!r} {self.manifest.get('v')!r}"
@@ -173,7 +176,7 @@ class Archive:
                     if len(line) > LINE_MAX:
                         raise Refused("invalid", f"{name} has a line of over {LINE_MAX} bytes")
                     yield line
-        except (KeyError, zipfile.BadZipFile, OSError, EOFError) as error:
+        except BROKEN as error:
             raise Refused("corrupt", f"{name} cannot be read: {error}") from error
 
     def values(self, name: str) -> list[dict[str, Any]]:
@@ -208,7 +211,7 @@ class Archive:
         """What signs the manifest, if anything does."""
         try:
             return msgspec.json.decode(self._small(export.SIGNATURE), type=dict[str, Any])
-        except (KeyError, msgspec.MsgspecError):
+        except (*BROKEN, msgspec.MsgspecError, ValueError):
             return None
 
 
@@ -269,7 +272,7 @@ def verify(
 def _values(archive: Archive, name: str, findings: Findings) -> list[dict[str, Any]]:
     try:
         return archive.values(name)
-    except (KeyError, msgspec.MsgspecError) as error:
+    except (*BROKEN, msgspec.MsgspecError, ValueError) as error:
         findings.add("file", f"{name} cannot be read: {error}")
         return []
 
@@ -319,7 +322,7 @@ class _Check:
         for name, said in listed.items():
             try:
                 digest, size = self._archive.digest_of(name)
-            except (KeyError, zipfile.BadZipFile, OSError, EOFError) as error:
+            except BROKEN as error:
                 self._findings.add("file", f"{name} cannot be read: {error}", file=name)
                 continue
             if (digest, size) != (said.get("sha256"), said.get("bytes")):
@@ -399,7 +402,7 @@ class _Check:
             self._progress("blobs", place, len(names))
             try:
                 data = self._archive.blob(sha)
-            except (zipfile.BadZipFile, OSError, EOFError, KeyError) as error:
+            except BROKEN as error:
                 self._findings.add("blob", f"blob {sha} cannot be read: {error}")
                 continue
             if not self._redacts and sha256(data).hexdigest() != sha:
@@ -469,7 +472,7 @@ class _Session:
             return
         try:
             event = msgspec.json.decode(row.body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
             self._invariants.unseen(row.kind, row.turn, row.boot)
             return

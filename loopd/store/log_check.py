@@ -68,7 +68,7 @@ class LogCheck:
             findings.add("I8", f"seq jumps from {self._expected - 1} to {row.seq}", seq=self._expected)
         if chain.link(self._previous, row.digest()) != row.h:
             findings.add("chain", f"{row.kind!r} does not match its hash or its predecessor's", **where)
-        if row.sid is None:
+        if not row.sid:
             for what in row.oddities():
                 findings.add("row", what, **where)
         if row.epoch < self._epoch or row.boot < self._boot:
@@ -96,7 +96,7 @@ class LogCheck:
             return
         try:
             said = msgspec.json.decode(row.body, type=ev.DaemonStarted)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
             return
         listed, told = (boot.id, boot.version, boot.epoch), (said.boot, said.version, said.epoch)
@@ -139,6 +139,6 @@ def frozen(connection: sqlite3.Connection, findings: Findings) -> None:
     finally:
         connection.execute("COMMIT")
     findings.looked("I9")
-    expected = row[1].decode() if row is not None and row[0] == "daemon.frozen" and row[1] else None
+    expected = row[1].decode("utf-8", "replace") if row is not None and row[0] == "daemon.frozen" and row[1] else None
     if stored != expected:
         findings.add("I9", f"frozen is {stored!r}; the journal says {expected!r}", table="meta")

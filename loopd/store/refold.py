@@ -44,9 +44,12 @@ class Scratch:
         self._connection.execute("COMMIT")
 
     def differences(
-        self, live: sqlite3.Connection, num: int, look: Callable[[str, int], None]
+        self, live: sqlite3.Connection, num: int, look: Callable[[str, int], None], *, exact: bool
     ) -> Iterator[tuple[str, str, bool]]:
-        """(table, what, only derived) for rows that differ, at most `DIFFERENCES_MAX` for each table."""
+        """(table, what, only derived) for rows that differ, at most `DIFFERENCES_MAX` for each table.
+
+        `exact`: this version wrote them, so that their bytes are the same as well.
+        """
         for table, columns, key in FOLDED:
             compared = [c for c in columns if c != "state"]
             owner = "num" if table == "session" else "sid"
@@ -58,7 +61,7 @@ class Scratch:
             found = 0
             for stored, folded in pairs:
                 look("I9", 1)
-                for what, derived in _unequal(table, compared, stored, folded):
+                for what, derived in _unequal(table, compared, stored, folded, exact=exact):
                     found += 1
                     yield table, what, derived
                 if found >= DIFFERENCES_MAX or (stored and folded and stored[:2] != folded[:2]):
@@ -77,7 +80,9 @@ class Scratch:
         self._connection.close()
 
 
-def _unequal(table: str, columns: list[str], stored: Any, folded: Any) -> Iterator[tuple[str, bool]]:
+def _unequal(
+    table: str, columns: list[str], stored: Any, folded: Any, *, exact: bool
+) -> Iterator[tuple[str, bool]]:
     if stored == folded:
         return
     if stored is None:
@@ -92,7 +97,7 @@ def _unequal(table: str, columns: list[str], stored: Any, folded: Any) -> Iterat
     strict: list[str] = []
     derived: list[str] = []
     for name, a, b in zip(columns, stored, folded, strict=True):
-        if a == b or _same_value(table, name, a, b):
+        if a == b or (not exact and _same_value(table, name, a, b)):
             continue
         words = f"{name} is {a!r}, the journal says {b!r}"
         (derived if table == "session" and name in _DERIVED else strict).append(words)
@@ -107,5 +112,5 @@ def _same_value(table: str, name: str, one: Any, other: Any) -> bool:
         return False
     try:
         return bool(decode(one) == decode(other))
-    except (msgspec.MsgspecError, TypeError):
+    except (msgspec.MsgspecError, TypeError, ValueError):
         return False

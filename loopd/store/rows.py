@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections.abc import Iterator
 from hashlib import sha256
 
@@ -13,6 +14,8 @@ from loopd.store import chain
 
 PAGE_ROWS = 1_024
 DIGEST_BYTES = 32
+NO_DIGEST = b"no row"
+"""Hashed in place of a row that cannot be one; no stored hash is ever its."""
 
 _ROW = "seq, sid, ss, epoch, boot, at_ms, kind, kv, turn, cause_seq, principal, body, body_sha, blob, h, sh"
 ROW_COLUMNS = tuple(_ROW.split(", "))
@@ -67,21 +70,24 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def digest(self) -> bytes:
         """The bytes that both chains hash."""
         sha = self.body_sha if self.body_sha is not None else sha256(self.body or b"").digest()
-        return chain.row_bytes(
-            seq=self.seq,
-            sid=self.sid,
-            ss=self.ss,
-            epoch=self.epoch,
-            boot=self.boot,
-            at_ms=self.at_ms,
-            kv=self.kv,
-            turn=self.turn,
-            cause_seq=self.cause_seq,
-            kind=self.kind,
-            principal=self.principal,
-            body_sha=sha,
-            blob=self.blob,
-        )
+        try:
+            return chain.row_bytes(
+                seq=self.seq,
+                sid=self.sid,
+                ss=self.ss,
+                epoch=self.epoch,
+                boot=self.boot,
+                at_ms=self.at_ms,
+                kv=self.kv,
+                turn=self.turn,
+                cause_seq=self.cause_seq,
+                kind=self.kind,
+                principal=self.principal,
+                body_sha=sha,
+                blob=self.blob,
+            )
+        except (struct.error, UnicodeEncodeError):
+            return NO_DIGEST  # a number or a text that no writer of ours stores
 
 
 def session_page(connection: sqlite3.Connection, num: int, after: int) -> list[Row]:

@@ -122,7 +122,7 @@ class SessionCheck:
             return None
         try:
             return msgspec.json.decode(row.body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
             return None
 
@@ -153,7 +153,7 @@ class SessionCheck:
         found: Session | None = None
         try:
             found = decode_state(stored[0])
-        except (msgspec.MsgspecError, TypeError) as error:
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
             self._findings.add("I9", f"the stored state cannot be read: {error}", sid=sid, table="session")
         self._invariants.finish(boot=boot, now=last[0] if last else 0, state=found, since_ms=since_ms)
         if not self._foldable or self._state is None:
@@ -168,7 +168,7 @@ class SessionCheck:
             if lenient:
                 derived("I9", words.format(", ".join(lenient)), sid=sid, table="session")
         for table, what, is_derived in self._scratch.differences(
-            connection, self._num, self._findings.looked
+            connection, self._num, self._findings.looked, exact=self._derived_here()
         ):
             (derived if is_derived else self._findings.add)("I9", what, sid=sid, table=table)
 

@@ -56,7 +56,13 @@ def suspension(
             elif row.kind in ("turn.completed", "turn.interrupted"):
                 running = None if row.seq <= since else running
             elif row.kind == "gate.changed" and row.body is not None:
-                event = msgspec.json.decode(row.body, type=ev.GateChanged)
+                try:
+                    event = msgspec.json.decode(row.body, type=ev.GateChanged)
+                except (msgspec.MsgspecError, ValueError) as error:
+                    findings.add(
+                        "body", f"{row.kind!r} cannot be decoded: {error}", sid=request.sid, seq=row.seq
+                    )
+                    continue
                 stands = any(hold.kind == "UserSuspend" for hold in event.holds)
                 if row.seq > since and ("UserSuspend" in event.removed or not stands):
                     proof["lifted_seq"], proof["lifted_by"] = row.seq, f"{event.cause} by {event.by}"

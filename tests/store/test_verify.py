@@ -29,12 +29,12 @@ from loopd_protocol.sources import Source, Trigger
 pytestmark = pytest.mark.anyio
 
 
-async def fill(path: Path) -> None:
+async def fill(path: Path, count: int = 200) -> None:
     """Two interleaved sessions with turns, holds, a cron job, effects and blobs; verified."""
     async with await SqliteStore.open(path, boot="b") as store:
         stories = [Story(1), Story(2)]
         futures = [store.submit(story.created()) for story in stories]
-        for index in range(200):
+        for index in range(count):
             story = stories[index % 2]
             envelope = story.envelope(f"look at {index}", source=Source.CRON)
             blob = f"manifest {index}".encode() * 100
@@ -52,7 +52,7 @@ async def fill(path: Path) -> None:
         await asyncio.gather(*futures, store.submit(last))
         proof = await store.verify()
         assert proof["ok"], proof["findings"]
-        assert proof["checked"] == {"events": store.head, "sessions": 2, "blobs": 200}
+        assert proof["checked"] == {"events": store.head, "sessions": 2, "blobs": count}
 
 
 @pytest.fixture(scope="module")
