@@ -11,14 +11,12 @@ import functools
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
-from msgspec import Meta
 
-from loopd.core.agent_schemas import AGENT_TOOLS
 from loopd.core.conversation import AgentRequest
 from loopd.core.tools import tool_class
 from loopd.drivers.chat_settings import ChatSettings
@@ -26,6 +24,15 @@ from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import OWN_TOOLS, TurnHost
 from loopd.drivers.run_as import RunAs
 from loopd.drivers.shell import KEEP_BYTES, environment, run_shell
+from loopd.drivers.tool_schemas import (
+    FILE_SCHEMAS,
+    OWN_SCHEMAS,
+    EditArgs,
+    ReadArgs,
+    ShellArgs,
+    WriteArgs,
+    shell_schema,
+)
 from loopd.drivers.workspace import Denied, Failed, Workspace
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ToolCall
@@ -35,103 +42,8 @@ T = TypeVar("T")
 
 RESULT_CHARS = 2 * KEEP_BYTES
 """A longer result is cut in the middle before it goes back to the model; digests are of the whole."""
-SHELL_MAX_S = 3_600
 BESIDE = frozenset({"shell", "read_file"})
 """Tools of which several calls run at the same time when they are asked for in a row."""
-
-_Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
-
-
-class _Shell(msgspec.Struct, forbid_unknown_fields=True):
-    command: Annotated[str, Meta(min_length=1, max_length=100_000)]
-    timeout_secs: Annotated[int, Meta(ge=1, le=SHELL_MAX_S)] | None = None
-
-
-class _Read(msgspec.Struct, forbid_unknown_fields=True):
-    path: _Path
-    offset: Annotated[int, Meta(ge=1)] = 1
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 2_000
-
-
-class _Write(msgspec.Struct, forbid_unknown_fields=True):
-    path: _Path
-    content: str
-
-
-class _Edit(msgspec.Struct, forbid_unknown_fields=True):
-    path: _Path
-    old: Annotated[str, Meta(min_length=1)]
-    new: str
-    replace_all: bool = False
-
-
-def _tool(name: str, description: str, required: tuple[str, ...], /, **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {"type": "object", "properties": properties, "required": list(required)},
-        },
-    }
-
-
-def _text(description: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "description": description, **more}
-
-
-def _whole(description: str, low: int, high: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": low, "maximum": high, "description": description}
-
-
-OWN_SCHEMAS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]},
-    }
-    for tool in AGENT_TOOLS
-)
-
-
-def shell_schema(timeout_s: int) -> dict[str, Any]:
-    """The shell, whose commands end after `timeout_s` when they name no time."""
-    return _tool(
-        "shell",
-        "Run a command with sh in the workspace and get its output (stdout and stderr together) and exit code. "
-        "Background processes are ended together with the command. Commands asked for in one answer run at "
-        "the same time: join with && what depends on another.",
-        ("command",),
-        command=_text("the command line"),
-        timeout_secs=_whole(f"when to give up; {timeout_s} if left out", 1, SHELL_MAX_S),
-    )
-
-
-FILE_SCHEMAS: tuple[dict[str, Any], ...] = (
-    _tool(
-        "read_file",
-        "Read a text file of the workspace.",
-        ("path",),
-        path=_text("path inside the workspace"),
-        offset={"type": "integer", "minimum": 1, "description": "first line, from 1"},
-        limit={"type": "integer", "minimum": 1, "description": "how many lines; 2000 if left out"},
-    ),
-    _tool(
-        "write_file",
-        "Create a file of the workspace or replace its whole content.",
-        ("path", "content"),
-        path=_text("path inside the workspace"),
-        content=_text("the new content"),
-    ),
-    _tool(
-        "edit_file",
-        "Replace a piece of text in a file of the workspace. It must occur exactly once unless replace_all is true.",
-        ("path", "old", "new"),
-        path=_text("path inside the workspace"),
-        old=_text("the text as it stands in the file"),
-        new=_text("what replaces it"),
-        replace_all={"type": "boolean", "description": "replace every occurrence"},
-    ),
-)
 
 
 class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,10 +157,10 @@ class Toolbox:
             args = msgspec.convert(call.args, shape, strict=False)
         except msgspec.ValidationError as error:
             return self._done(call, _schema(f"arguments of {call.name}: {error}")), False
-        if shape is _Read:
+        if shape is ReadArgs:
             return self._done(call, await self._permitted(call, host, runner, args)), False
         # The same content at the same place: after a crash this is no question for a person.
-        begun = msgspec.structs.replace(call, repeatable=shape is _Write)
+        begun = msgspec.structs.replace(call, repeatable=shape is WriteArgs)
         return self._done(call, await self._effect(begun, host, runner, args)), False
 
     def _done(self, call: ToolCall, result: _Result) -> ToolCall:
@@ -267,10 +179,10 @@ class Toolbox:
 
     def _runners(self) -> dict[str, tuple[Callable[[Any], Awaitable[_Result]], type[msgspec.Struct]]]:
         return {
-            "shell": (self._shell, _Shell),
-            "read_file": (self._read, _Read),
-            "write_file": (self._write, _Write),
-            "edit_file": (self._edit, _Edit),
+            "shell": (self._shell, ShellArgs),
+            "read_file": (self._read, ReadArgs),
+            "write_file": (self._write, WriteArgs),
+            "edit_file": (self._edit, EditArgs),
         }
 
     @staticmethod
@@ -304,7 +216,7 @@ class Toolbox:
                 await host.outcome(call, outcome)
         return result
 
-    async def _shell(self, args: _Shell) -> _Result:
+    async def _shell(self, args: ShellArgs) -> _Result:
         assert self.workspace is not None
         assert self.sensor is not None
         self.sensor.ran_shell()
@@ -334,7 +246,7 @@ class Toolbox:
             error_class=None if ran.exit_code == 0 else "tool",
         )
 
-    async def _read(self, args: _Read) -> _Result:
+    async def _read(self, args: ReadArgs) -> _Result:
         assert self.workspace is not None
         data = await self._in_thread(self.workspace.read, args.path)
         lines = data.decode("utf-8", "replace").splitlines(keepends=True)
@@ -343,13 +255,13 @@ class Toolbox:
             raise Failed(f"{args.path!r} has {len(lines)} lines; expected an offset within them")
         return _Result(ok=True, text=shown)
 
-    async def _write(self, args: _Write) -> _Result:
+    async def _write(self, args: WriteArgs) -> _Result:
         assert self.workspace is not None
         data = args.content.encode("utf-8", "surrogatepass")
         await self._put(args.path, data)
         return _Result(ok=True, text=f"wrote {len(data)} bytes to {args.path}")
 
-    async def _edit(self, args: _Edit) -> _Result:
+    async def _edit(self, args: EditArgs) -> _Result:
         assert self.workspace is not None
         data = await self._in_thread(self.workspace.read, args.path)
         old, new = args.old.encode("utf-8", "surrogatepass"), args.new.encode("utf-8", "surrogatepass")

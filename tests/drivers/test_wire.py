@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core.conversation import Message
-from loopd.drivers.tools import OWN_SCHEMAS
+from loopd.drivers.tool_schemas import OWN_SCHEMAS
 from loopd.drivers.wires.answer import BadChunk, ErrorChunk
 from loopd.drivers.wires.completions import CompletionsAnswer as Answer
 from loopd.drivers.wires.completions import chat_messages, request_bytes
