@@ -321,3 +321,37 @@ def test_a_suspended_session_keeps_no_agent_and_goes_on_with_its_context(
     shared.call("send", agent.sid, text="and?")
     shared.until(agent.sid, "turn.completed", count=2)
     assert "remember 41" in shared.call("turn.get", agent.sid, n=2)["steps"][0]["text"]
+
+
+def test_a_policy_is_asked_before_a_hosted_agents_tool_runs_and_a_person_decides(
+    house: House, shared: Daemon
+) -> None:
+    asks = [tool(ask=True, input={"command": "rm -r build"}, output="removed"), {"say": "well"}]
+    agent = hosted(house, shared, turns=[asks], set={"approvals.default": "ask"})
+    for verb, chosen, ok in (("deny", "x2", False), ("approve", "x3", True)):
+        before = len(agent.told("permission"))
+        shared.call("send", agent.sid, text=f"{verb} this")
+        asked = shared.until(agent.sid, "approval.requested", count=before + 1)["b"]
+        assert "rm -r build" in asked["excerpt"]
+        assert len(agent.told("permission")) == before
+        assert shared.call("why", agent.sid)["holds"][0]["kind"] == "AwaitingApproval"
+        shared.ctl(verb, asked["id"])
+        shared.until(agent.sid, "turn.completed", count=before + 1)
+        answer = agent.told("permission")[-1]["permission"]["outcome"]
+        assert answer == {"outcome": "selected", "optionId": chosen}
+        (call,) = shared.call("turn.get", agent.sid, n=before + 1)["steps"][0]["calls"]
+        assert call["ok"] is ok
+    assert [e["b"]["outcome"] for e in shared.events(agent.sid, "effect.outcome")] == ["ok"]
+
+
+def test_a_kind_in_the_users_folder_is_found_by_name_and_listed(house: House) -> None:
+    path, _ = kind_file(house, "mine", "--quirk", "plain")
+    folder = house.folder / "config" / "loopd" / "agents"
+    folder.mkdir(parents=True)
+    path.rename(folder / "mine.toml")
+    daemon = house.daemon(env={"XDG_CONFIG_HOME": str(house.folder / "config")}).start()
+    (row,) = [row for row in daemon.ctl("agents")["agents"] if row["name"] == "scripted"]
+    assert row["found"] is True
+    sid = daemon.ctl("new", "--driver", "acp", "--agent", "mine")["sid"]
+    daemon.call("send", sid, text="hi")
+    assert daemon.until(sid, "turn.completed")["b"]["outcome"] == "completed"

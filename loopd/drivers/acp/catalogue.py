@@ -17,6 +17,8 @@ from loopd.drivers.shell import environment
 from loopd_protocol.errors import Refused
 
 VERSION_S = 15.0
+_told: dict[tuple[str, int], str] = {}
+"""What programs told of their versions, by path and change of the file: they are asked once."""
 
 
 def kinds_folder() -> Path:
@@ -47,22 +49,26 @@ async def list_agents(premises: Premises) -> list[dict[str, Any]]:
 
 async def _ask_version(kind: AgentKind, path: str, premises: Premises, row: dict[str, Any]) -> None:
     try:
-        with anyio.fail_after(VERSION_S):
-            done = await anyio.run_process(
-                [path, *kind.version.args],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.STDOUT,
-                env=environment("version", premises.environ),
-                start_new_session=True,
-            )
+        changed = (await anyio.Path(path).stat()).st_mtime_ns
+        text = _told.get((path, changed))
+        if text is None:
+            with anyio.fail_after(VERSION_S):
+                done = await anyio.run_process(
+                    [path, *kind.version.args],
+                    check=False,
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.STDOUT,
+                    env=environment("version", premises.environ),
+                    start_new_session=True,
+                )
+            text = _told[path, changed] = done.stdout[:10_000].decode("utf-8", "replace")
     except TimeoutError:
         row["problem"] = f"did not tell its version within {VERSION_S:g} s"
         return
     except OSError as error:
         row["problem"] = f"cannot be started: {error.strerror}"
         return
-    found = re.search(kind.version.pattern, done.stdout[:10_000].decode("utf-8", "replace"))
+    found = re.search(kind.version.pattern, text)
     if found is None:
         row["problem"] = "told no version"
         return

@@ -81,6 +81,20 @@ def model_error(cause: str, said: str, source: str = "") -> TurnEnd:
     return TurnEnd(outcome="model_error", cause=cause, error=said, retry_after_ms=retry_after_ms(source))
 
 
+def wordless(*, paused: bool, steps: int) -> TurnEnd:
+    """A turn whose last answer was nothing, and cost nothing.
+
+    Args:
+        paused: the proxy answered instead of the model.
+        steps: steps that were handed in before; the last one then stands for the answer.
+    """
+    if paused:
+        return TurnEnd(outcome="idle")
+    if steps:
+        return TurnEnd(outcome="completed")
+    return model_error("empty_answer", "the agent ended its turn without a word or a tool call")
+
+
 def gone(error: AgentGone) -> TurnEnd:
     """A turn whose agent ended or fell silent for ever."""
     return TurnEnd(outcome="failed", cause=error.cause, error=str(error))

@@ -78,6 +78,7 @@ class HostedTurn:
         self.reached = False
         self._withheld = False
         self._chanted = False
+        self._strayed = False
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self, text: str, *, withheld: bool) -> TurnEnd:
@@ -165,16 +166,12 @@ class HostedTurn:
                 return await connection.take()
             return None
         waited = 0.0
-        while True:
-            if self._effects.asking:
-                return await connection.take()  # a person may take hours, and then the agent answers
-            limit = self._kind.patience.tool_silence_s if self._draft.waits else self._silence_s
-            if waited >= limit:
-                break
-            with anyio.move_on_after(min(LOOK_S, limit - waited)) as span:
+        limit = self._kind.patience.tool_silence_s if self._draft.waits else self._silence_s
+        while waited < limit:
+            with anyio.move_on_after(min(LOOK_S, limit - waited)):
                 return await connection.take()
-            assert span.cancelled_caught
-            waited += LOOK_S
+            # While a person is asked, who may take hours, it is not the agent that is silent.
+            waited = 0.0 if self._effects.asking else waited + LOOK_S
             self._traffic.look()
             if self._traffic.fault is not None and waited >= FAULT_PATIENCE_S and not self._draft.waits:
                 break
@@ -314,35 +311,21 @@ class HostedTurn:
         if not draft.calls and not draft.text.strip():
             return await self._wordless(usage, reason)
         directive = await self._step(usage, finish=reason or "stop")
-        if directive.stop:
-            return TurnEnd(outcome="stopped_by_rule")
-        if directive.idle:
-            return TurnEnd(outcome="idle")
-        if draft.calls:
+        if draft.calls or directive.stop or directive.idle:
             await self._carry_out(directive)
         if reason == "cancelled":
-            return TurnEnd(
-                outcome="failed", cause="cancelled", error="the agent cancelled its turn by itself"
-            )
+            return TurnEnd(outcome="failed", cause="cancelled", error="the agent cancelled its own turn")
         return TurnEnd(outcome="completed")
 
     async def _wordless(self, usage: Usage | None, reason: str) -> TurnEnd:
         """The end of a prompt whose last answer was nothing: what that means depends on what else is known."""
-        failed = self._traffic.ended()
-        if failed is not None:
-            return failed
-        if self._traffic.paused is not None:
-            return TurnEnd(outcome="idle")
-        if self._writer.count and not self._traffic.calls:
-            # The last step was handed in with the end of its tools, and nothing was said about them.
-            return TurnEnd(outcome="completed")
+        failed, calls, steps = self._traffic.ended(), self._traffic.calls, self._writer.count
         billed = self._traffic.usage() or usage
-        if billed is not None and billed.output_tokens:
+        said = billed is not None and billed.output_tokens > 0 and (calls > 0 or not steps)
+        if failed is None and self._traffic.paused is None and said:
             await self._step(billed, finish=reason or "stop")
-            return TurnEnd(outcome="empty" if self._writer.count == 1 else "completed")
-        if self._writer.count:
-            return TurnEnd(outcome="completed")
-        return faults.model_error("empty_answer", "the agent ended its turn without a word or a tool call")
+            return TurnEnd(outcome="completed" if steps else "empty")
+        return failed or faults.wordless(paused=self._traffic.paused is not None, steps=steps)
 
     async def _late(self) -> None:
         """Some agents report usage, or the end of a tool, a moment after their answer."""
@@ -357,7 +340,11 @@ class HostedTurn:
         assert self._agent is not None
         if isinstance(message, Update):
             self._meter.take(reports_in(message.body))
-            call = self._draft.calls.get(str(message.body.get("toolCallId")))
+            name = message.body.get("toolCallId")
+            call = self._draft.calls.get(str(name))
+            self._strayed = self._strayed or (
+                name is not None and call is None and name not in self._writer.past
+            )
             if call is not None:
                 call.take(message.body)
                 if call.ended:
@@ -385,7 +372,7 @@ class HostedTurn:
         self._effects.give_up()
         if agent is None or number is None:
             return
-        connection = agent.connection
+        connection, self._strayed = agent.connection, False
         used = bool(self._draft.calls) and not self._kind.capabilities.cancel_reliable
         with anyio.CancelScope(shield=True):
             connection.notify("session/cancel", {"sessionId": agent.session})
@@ -400,7 +387,7 @@ class HostedTurn:
                         break
             if not ended:
                 self._traffic.cut()
-            if not ended or used or self._draft.waits:
+            if not ended or used or self._strayed or self._draft.waits:
                 await self._retire()
 
     async def _abandon(self) -> None:

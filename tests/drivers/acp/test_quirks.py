@@ -7,7 +7,7 @@ import json
 import anyio
 import pytest
 
-from loopd.core.conversation import Directive, Message
+from loopd.core.conversation import Directive, Message, StepDone
 from loopd.testing.driver_suite import RecordingHost, turn
 from loopd_protocol.events import ToolCall
 from tests.drivers.acp.stage import AcpStage, living, take, told
@@ -391,3 +391,19 @@ async def test_frames_of_both_ways_are_kept_without_secrets(stage: AcpStage) -> 
     sent = [json.loads(frame[2:]) for frame in host.frames if frame.startswith(b"> ")]
     assert [message["method"] for message in sent] == ["initialize", "session/new", "session/prompt"]
     assert any(b"agent_message_chunk" in frame for frame in host.frames if frame.startswith(b"< "))
+
+
+async def test_a_tool_that_began_while_the_prompt_was_cut_is_ended_too(stage: AcpStage) -> None:
+    script = [[{"tool": {"name": "shell", "input": {"command": "true"}, "output": "x"}},
+               {"sleep": 0.3}, {"tool": {"name": "shell", "run": "sleep 300", "setsid": True}}]]  # fmt: skip
+    driver, host = stage.driver("plain", script=script), RecordingHost()
+
+    async def slow(done: StepDone) -> Directive:
+        while not any("tool_pid" in entry for entry in told(driver)):  # noqa: ASYNC110  another process
+            await anyio.sleep(0.01)
+        return Directive(stop=True)
+
+    host.step = slow  # type: ignore[method-assign]
+    end, _ = await take(driver, host)
+    assert end.outcome == "stopped_by_rule"
+    assert living(stage.premises) == []
