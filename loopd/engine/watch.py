@@ -10,6 +10,7 @@ is stuck in C code that never looks for signals is beyond it.
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 from time import monotonic
@@ -52,6 +53,14 @@ class RuleWatch:
         self._deciding = False
         self._others: Any = signal.SIG_DFL
         self._others_due: float | None = None
+        atexit.register(
+            self.rest
+        )  # behind it Python takes its handlers back, and a tick would kill the process
+
+    def rest(self) -> None:
+        """Stop ticking; the next decision begins again."""
+        if signal.getitimer(signal.ITIMER_REAL)[1] == TICK_S:
+            self._disarm()
 
     def __enter__(self) -> None:
         """Interrupt rules that take too long in the block."""

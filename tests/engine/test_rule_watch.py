@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -141,3 +143,20 @@ def test_a_watch_whose_timer_somebody_took_arms_it_anew() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before[1])
         signal.signal(signal.SIGALRM, before[0])
+
+
+def test_a_process_that_ends_right_behind_a_decision_is_not_killed_by_the_timer() -> None:
+    code = f"""
+import time
+from loopd.engine.watch import RuleWatch
+
+class Late:  # its end comes when Python has taken its signal handlers back
+    def __del__(self, sleep=time.sleep):
+        sleep({3 * TICK_S})
+
+late = Late()
+with RuleWatch():
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
