@@ -62,7 +62,9 @@ class Forensics:
         self.shelf.load()
         self._spool = Spool(data / SPOOL, clock)
         self._spool.clear()
-        Redactor("secrets", patterns=config.redaction.patterns)  # a pattern that cannot be is told at the start
+        Redactor(
+            "secrets", patterns=config.redaction.patterns
+        )  # a pattern that cannot be is told at the start
         self._otlp = self._feed()
 
     def _feed(self) -> OtlpFeed | None:

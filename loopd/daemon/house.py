@@ -6,13 +6,12 @@ lock ─▶ journal open (new boot) ─▶ sessions recovered ─▶ sockets ─
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,11 @@ import loopd
 from loopd import failpoints, systemd
 from loopd.bus import Bus
 from loopd.config import Config
-from loopd.core.account import Price
-from loopd.core.prices import Prices
-from loopd.daemon import standing
+from loopd.daemon import configured, standing
+from loopd.daemon.doors import Doors
 from loopd.daemon.forensics import Forensics
-from loopd.drivers import end_leftovers, make_driver
+from loopd.daemon.leaving import drain
+from loopd.drivers import end_leftovers
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
 from loopd.drivers.chat_settings import ChatSettings
@@ -45,17 +44,13 @@ from loopd.engine.issues import file_missing
 from loopd.engine.keyring import Keyring
 from loopd.engine.maintenance import Maintenance
 from loopd.engine.model_witness import ModelWitness
-from loopd.engine.ports import Driver, DriverFactory
 from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
 from loopd.engine.router import Router
-from loopd.engine.upkeep import Policy as RetentionPolicy
 from loopd.engine.upkeep import Upkeep
-from loopd.server.agent_door import AgentDoor, AgentServer
-from loopd.server.auth import PeerPolicy
-from loopd.server.limits import SocketLimits
+from loopd.server.agent_door import AgentDoor
 from loopd.server.lineage import Lineage, reap
-from loopd.server.unix import UnixServer, clear_stale, inherited_socket
+from loopd.server.unix import UnixServer, inherited_socket
 from loopd.store.ballast import MARGIN_BYTES, Ballast
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry import Gauges, LoopLag, Metrics
@@ -71,9 +66,6 @@ DATABASE = "journal.sqlite"
 LAG_LIMIT_S = 1.0
 STALL_LIMIT_MS = 10_000
 REAP_S = 30.0
-STUCK_S = 5.0
-"""How long a drain waits for turns that were cancelled: twice, once for all together, once for the rest."""
-
 
 
 class Daemon:
@@ -91,7 +83,7 @@ class Daemon:
         self.data = Path(config.data)
         self.socket = config.socket_path or str(self.data / "control.sock")
         self.run_as: RunAs | None = None if config.agents.user is None else run_as(config.agents.user)
-        self.agent_door = AgentDoor(config.agents.socket or agent_socket(self.data, self.run_as))
+        self.agent_door = AgentDoor(config.agents.socket or configured.agent_socket(self.data, self.run_as))
         self.http: str | None = None
         self.boot = f"boot_{secrets.token_hex(6)}"
         moved_by = config.testing.clock_offset_file
@@ -104,8 +96,7 @@ class Daemon:
         self._proxy: ModelProxy | None = None
         self._chat = ChatSettings.of(msgspec.structs.asdict(config.drivers.chat))
         self.stopping = anyio.Event()
-        self._hurry = anyio.Event()
-        self._cut = 0
+        self.hurry = anyio.Event()
         self.stop_reason = ""
         self.budget_ms = config.drain.budget_ms
         self.store: SqliteStore | None = None
@@ -183,7 +174,7 @@ class Daemon:
             self.router = router = Router(
                 store=store,
                 clock=self.clock,
-                make_driver=driver_factory(self._fittings),
+                make_driver=configured.driver_factory(self._fittings),
                 on_delta=bus.publish_delta,
                 end_leftovers=lambda sids: end_leftovers(sids, self._premises),
                 concurrent_turns=config.limits.concurrent_turns,
@@ -195,7 +186,7 @@ class Daemon:
                 ),
                 default_preset=config.sessions.preset,
                 default_overrides=config.session_overrides,
-                prices=_prices(config),
+                prices=configured.prices(config),
             )
             metrics = Metrics(
                 version=loopd.__version__,
@@ -226,7 +217,6 @@ class Daemon:
             deliveries = Deliveries(bus, dispatcher.hooks, now_ms=self.clock.now_ms)
             forensics = Forensics(self.data, config, store, self.clock)
             dispatcher.forensics = forensics.desk(router, queries)
-            doors: list[anyio.CancelScope] = []
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
                 self._proxy = ModelProxy(
@@ -247,7 +237,7 @@ class Daemon:
                     else:
                         await router.open(turns, frozen=store.frozen is not None)
                         took_ms = self.clock.monotonic_ms() - self.started_ms
-                        await self._say(router.boot.event(boot=store.boots, took_ms=took_ms))
+                        await self.say(router.boot.event(boot=store.boots, took_ms=took_ms))
                     if failpoints.armed:
                         failpoints.hit("boot.recovered")
                     if not store.readonly:
@@ -255,7 +245,7 @@ class Daemon:
                     gc.collect()
                     gc.freeze()  # what a boot makes stays: no collection ever looks at it again
                     dispatcher.upkeep = upkeep = Upkeep(
-                        router, store, _retention(config), deleted=bus.forget
+                        router, store, configured.retention(config), deleted=bus.forget
                     )
                     if not store.readonly:
                         maintenance = Maintenance(router, self.ballast, lambda: store.refused)
@@ -265,37 +255,10 @@ class Daemon:
                         tasks.start_soon(upkeep.run)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)
-                    if sock is None:
-                        clear_stale(self.socket)
-                    self.server = server = UnixServer(
-                        self.socket,
-                        dispatcher,
-                        bus,
-                        now_ms=self.clock.now_ms,
-                        version=loopd.__version__,
-                        boot=self.boot,
-                        policy=_policy(config, self.lineage),
-                        limits=_limits(config),
-                        sock=sock,
-                        observe=metrics.command,
-                        keys=self.keyring,
-                    )
-                    await tasks.start(_within, doors, server.serve)
-                    clear_stale(self.agent_door.path)
-                    agents = AgentServer(
-                        self.agent_door,
-                        dispatcher,
-                        bus,
-                        now_ms=self.clock.now_ms,
-                        version=loopd.__version__,
-                        boot=self.boot,
-                        owner=None if self.run_as is None else (self.run_as.uid, self.run_as.gid),
-                        observe=metrics.command,
-                    )
-                    await tasks.start(_within, doors, agents.serve)
-                    if config.http.listen is not None:
-                        await self._open_http(tasks, metrics)
-                    await self._say(self._started(router, store))
+                    doors = Doors(self, dispatcher, bus, self.keyring, metrics)
+                    await doors.open(tasks, sock)
+                    self.server, self.http = doors.server, doors.http
+                    await self.say(self._started(router, store))
                     if failpoints.armed:
                         failpoints.hit("boot.ready")
                     tasks.start_soon(forensics.keep_anchored, bus)
@@ -303,14 +266,13 @@ class Daemon:
                     self._announce()
                     tasks.start_soon(systemd.feed_watchdog, self.healthy)
                     await self.stopping.wait()
-                    await self._drain(router, turns)
-                await self._say(ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut))
+                    cut = await drain(self, router, turns, tasks)
+                await self.say(ev.DaemonStopped(reason=self.stop_reason, interrupted=cut))
                 with suppress(Refused):
                     await forensics.anchor_now()
                 await forensics.aclose()
                 await router.aclose()
-                for door in doors:
-                    door.cancel()
+                doors.close()
                 tasks.cancel_scope.cancel()
         logger.info("stopped", extra={"reason": self.stop_reason})
 
@@ -339,47 +301,13 @@ class Daemon:
             logger.error("the journal is damaged, reading only", extra={"found": refusal.message})
             return store
 
-    async def _say(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         """Journal an event of the daemon, if anything can be journaled: a full or damaged disk stops nobody."""
         assert self.router is not None
         try:
             await self.router.say(event, principal="daemon")
         except Refused as refusal:
             logger.warning("not journaled", extra={"kind": event.kind, "code": refusal.code})
-
-    async def _open_http(self, tasks: anyio.abc.TaskGroup, metrics: Metrics) -> None:
-        # A quarter of what a start imports, for those who listen.
-        from loopd.server.http import Tls, serve_http  # noqa: PLC0415
-        from loopd.server.http.desk import Cookies, Desk, cookie_key  # noqa: PLC0415
-
-        http = self.config.http
-        assert http.listen is not None
-        unix = http.listen.startswith("unix:")
-        host, _, port = (http.listen, "", "0") if unix else http.listen.rpartition(":")
-        assert self.server is not None
-        desk = Desk(self.server, self.keyring, cookies=Cookies(cookie_key(self.data / "cookie.key")))
-        tls = None
-        if http.tls_certificate is not None and http.tls_key is not None:
-            tls = Tls(certificate=http.tls_certificate, key=http.tls_key)
-
-        async def serve(*, task_status: anyio.abc.TaskStatus[tuple[str, int]]) -> None:
-            await serve_http(
-                host.strip("[]"),
-                int(port),
-                metrics=metrics.render,
-                health=self.health,
-                hosts=self.config.http.allowed_hosts,
-                allow_remote=self.config.http.allow_remote,
-                desk=desk,
-                tls=tls,
-                metrics_auth=http.metrics_auth,
-                connections=http.connections,
-                task_status=task_status,
-            )
-
-        bound = await tasks.start(serve)
-        name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        self.http = bound[0] if unix else f"http{'' if tls is None else 's'}://{name}:{bound[1]}"
 
     def _started(self, router: Router, store: SqliteStore) -> ev.DaemonStarted:
         return ev.DaemonStarted(
@@ -406,71 +334,8 @@ class Daemon:
                 logger.info("signal", extra={"signal": signal.Signals(signum).name})
                 if again:
                     self.budget_ms = 0
-                    self._hurry.set()
+                    self.hurry.set()
                 self.stop(signal.Signals(signum).name, None if not again else 0)
-
-    async def _drain(self, router: Router, turns: anyio.abc.TaskGroup) -> None:
-        """Take no new work, let turns finish within the budget, interrupt the rest."""
-        router.draining = True
-        if failpoints.armed:
-            failpoints.hit("drain.begun")
-        systemd.notify("STOPPING=1\nSTATUS=draining")
-        logger.info("draining", extra={"running": len(router.running()), "budget_ms": self.budget_ms})
-        with anyio.move_on_after(self.budget_ms / 1_000):
-            async with anyio.create_task_group() as waiting:
-                waiting.start_soon(self._leave_early, waiting.cancel_scope)
-                await router.finished()
-                waiting.cancel_scope.cancel()
-        self._cut = await router.cut_all("drain", by="daemon", within_s=STUCK_S)
-        assert self._lasting is not None
-        self._lasting.start_soon(self._leave_anyway)
-        turns.cancel_scope.cancel()
-
-    async def _leave_anyway(self) -> None:
-        """Somebody's turn does not hear its cancellation: everything is written, so go without it."""
-        await anyio.sleep(STUCK_S)
-        assert self.router is not None
-        assert self.store is not None
-        stuck = [loop.session.sid for loop in self.router.running()]
-        logger.error("turns do not end, leaving without them", extra={"sids": stuck[:10], "count": len(stuck)})
-        await self._say(ev.DaemonStopped(reason=self.stop_reason, interrupted=self._cut))
-        await self.store.aclose()
-        sys.stdout.flush()
-        os._exit(0)  # the stuck task would hold an orderly return for ever
-
-    async def _leave_early(self, scope: anyio.CancelScope) -> None:
-        await self._hurry.wait()
-        scope.cancel()
-
-
-async def _within(
-    doors: list[anyio.CancelScope],
-    serve: Callable[..., Any],
-    *,
-    task_status: anyio.abc.TaskStatus[Any] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    with anyio.CancelScope() as scope:
-        doors.append(scope)
-        await serve(task_status=task_status)
-
-
-def driver_factory(fittings: Callable[[], Fittings]) -> DriverFactory:
-    """The driver factory of the daemon; proves that the drivers fit the engine's port."""
-
-    def make(sid: str, spec: Mapping[str, Any], workspace: str | None) -> Driver:
-        return make_driver(sid, spec, workspace, fittings())
-
-    return make
-
-
-def agent_socket(data: Path, agents: RunAs | None) -> str:
-    """Where the socket of hosted agents is: beside the journal, unless agents are somebody else."""
-    if agents is None:
-        return str(data / "agent.sock")
-    # That folder is closed to them; only root can put anything into /run, so nobody is there before us.
-    folder = Path("/run") / f"loopd-agents-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:12]}"
-    folder.mkdir(mode=0o711, exist_ok=True)
-    return str(folder / "agent.sock")
 
 
 async def _reap() -> None:
@@ -478,31 +343,3 @@ async def _reap() -> None:
     while True:
         await anyio.sleep(REAP_S)
         ended = await anyio.to_thread.run_sync(reap, ended)
-
-
-def _prices(config: Config) -> Prices:
-    table = {
-        name: Price(input=price.input, output=price.output, cached=price.cached)
-        for name, price in config.costs.prices.items()
-    }
-    return Prices(table, config.costs.currency)
-
-
-def _policy(config: Config, lineage: Lineage | None) -> PeerPolicy:
-    return PeerPolicy(
-        lineage=lineage,
-        uids={int(uid): frozenset(scopes) for uid, scopes in config.access.uids.items()},
-        gids={int(gid): frozenset(scopes) for gid, scopes in config.access.gids.items()},
-    )
-
-
-def _retention(config: Config) -> RetentionPolicy:
-    ages = config.retention
-    return RetentionPolicy(
-        content_days=ages.content_days, metadata_days=ages.metadata_days, every_s=ages.every_s
-    )
-
-
-def _limits(config: Config) -> SocketLimits:
-    limits = config.limits
-    return SocketLimits(inflight=limits.inflight, subs=limits.subscriptions, connections=limits.connections)
