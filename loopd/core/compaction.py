@@ -45,8 +45,13 @@ def applied(messages: Sequence[Message], plan: Plan, ss: int) -> tuple[Message, 
         return tuple(out)
     system = [message for message in out if message.ss == 0]
     rest = [message for message in out if message.ss != 0]
-    last = max((place for place, m in enumerate(rest) if m.ss == plan.upto_ss), default=-1)
+    last = max((place for place, m in enumerate(rest) if is_of(m, plan.upto_ss)), default=-1)
     return (*system, summary_message(plan.summary, ss), *rest[last + 1 :])
+
+
+def is_of(message: Message, ss: int) -> bool:
+    """Whether a message is of the step with this number."""
+    return message.ss == ss and message.role in {"assistant", "tool"}
 
 
 def summary_message(summary: str, ss: int) -> Message:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from loopd.core.compaction import Plan, applied, plan_of, summary_message
+from loopd.core.compaction import Plan, applied, is_of, plan_of, summary_message
 from loopd.core.conversation import Message, StepDone
 from loopd.engine.inheritance import Inherited, placed
 from loopd.engine.manifest import sha256
@@ -217,12 +217,12 @@ class History:
         turns = [list(applied(turn, replace(plan, upto_ss=0), ss)) for turn in self._turns]
         if plan.upto_ss:
             self._summary = summary_message(plan.summary, ss)
-            while turns and not any(m.ss == plan.upto_ss for m in turns[0]):
-                if not any(m.ss == plan.upto_ss for turn in turns for m in turn):
+            while turns and not any(is_of(m, plan.upto_ss) for m in turns[0]):
+                if not any(is_of(m, plan.upto_ss) for turn in turns for m in turn):
                     break  # older than what was read
                 turns.pop(0)
             if turns:
-                last = max((i for i, m in enumerate(turns[0]) if m.ss == plan.upto_ss), default=-1)
+                last = max((i for i, m in enumerate(turns[0]) if is_of(m, plan.upto_ss)), default=-1)
                 turns[0] = turns[0][last + 1 :]
         self._turns = turns
         self._sizes = [sum(_size(m) for m in turn) for turn in turns]
