@@ -13,6 +13,7 @@ from loopd.core.state import Session
 from loopd.store.projection import FINAL_RESULTS
 from loopd_protocol import events as ev
 from loopd_protocol import forensic_events as fx
+from loopd_protocol import policy_events as pe
 from loopd_protocol.holds import AnyHold
 
 OVERDUE_MS = 5_000
@@ -30,7 +31,7 @@ def _uncounted(check: str) -> None:
 
 
 class SessionInvariants:
-    """I1 to I6 of the journal, for one session."""
+    """I1 to I6 and I10 of the journal, for one session."""
 
     def __init__(self, sid: str, report: Report, look: Look = _uncounted) -> None:
         self._sid = sid
@@ -43,6 +44,7 @@ class SessionInvariants:
         self._waiting: set[str] = set()
         self._intents: set[str] = set()
         self._uncertain: set[str] = set()
+        self._asked: set[str] = set()
         self._finals: OrderedDict[tuple[str, int, bool], str] = OrderedDict()
         self._ended = False
         self._blind = False
@@ -79,6 +81,7 @@ class SessionInvariants:
             self._adrift = False
             if not isinstance(event, ev.TurnStarted):
                 self._running, self._running_boot, self._turns = event.n, boot, event.n
+        self._approvals(event, wrong)
         match event:
             case fx.SessionForked():
                 self._turns = event.turns
@@ -117,6 +120,21 @@ class SessionInvariants:
                 self._ended = True
             case ev.SessionResumed():
                 self._ended = False
+            case _:
+                pass
+
+    def _approvals(self, event: ev.Event, wrong: Callable[[str, str], None]) -> None:
+        match event:
+            case pe.ApprovalRequested():
+                self._asked.add(event.id)
+            case pe.ApprovalAnswered() | pe.ApprovalExpired():
+                self._look("I10")
+                if event.id not in self._asked and not self._blind and not event.id.endswith("_steps"):
+                    wrong("I10", f"approval {event.id!r} is settled and was not open")
+                self._asked.discard(event.id)
+            case ev.TurnCompleted() | ev.TurnInterrupted() if self._asked:
+                wrong("I10", f"turn {event.n} ends while {', '.join(sorted(self._asked))} wait")
+                self._asked.clear()
             case _:
                 pass
 

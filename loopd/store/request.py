@@ -23,6 +23,7 @@ INVARIANTS = {
     "I7": "epochs and boots never fall",
     "I8": "every acknowledged seq exists",
     "I9": "the refold of the journal is what the projections say",
+    "I10": "every approval is settled once, and its turn does not outlive it",
 }
 """Name → what must be true of the journal."""
 
