@@ -28,6 +28,7 @@ PIECE_CHARS = 4_096
 PATTERN_CHARS = 500
 PATTERNS_MAX = 50
 _DEEPEST = 64
+_PLACED = re.compile(r"(\[redacted:[a-z]{1,12}:[0-9a-f]{8}\])")
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _UNBOUNDED_MAX = 2
 
@@ -128,13 +129,16 @@ class Redactor:
                 return found[0].replace(secret, self.placeholder("custom", secret)) if secret else found[0]
             return self.placeholder("custom", found[0]) if found[0] else ""
 
-        lines = text.split("\n")
-        for place, line in enumerate(lines):
-            if OPEN in line:
-                continue  # what was replaced once stays as it is
-            pieces = [line[at : at + PIECE_CHARS] for at in range(0, len(line), PIECE_CHARS)]
-            lines[place] = "".join(pattern.sub(stand, piece) for piece in pieces)
-        return "\n".join(lines)
+        made: list[str] = []
+        for line in text.split("\n"):
+            # What was replaced once stays as it is: every other part is a placeholder.
+            parts = _PLACED.split(line)
+            for place in range(0, len(parts), 2):
+                part = parts[place]
+                pieces = [part[at : at + PIECE_CHARS] for at in range(0, len(part), PIECE_CHARS)]
+                parts[place] = "".join(pattern.sub(stand, piece) for piece in pieces)
+            made.append("".join(parts))
+        return "\n".join(made)
 
 
 def checked(pattern: str) -> re.Pattern[str]:
