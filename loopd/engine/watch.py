@@ -53,9 +53,8 @@ class RuleWatch:
         self._deciding = False
         self._others: Any = signal.SIG_DFL
         self._others_due: float | None = None
-        atexit.register(
-            self.rest
-        )  # behind it Python takes its handlers back, and a tick would kill the process
+        # Behind it Python takes its handlers back, and a tick would kill the process.
+        atexit.register(self.rest)
 
     def rest(self) -> None:
         """Stop ticking; the next decision begins again."""
