@@ -22,6 +22,7 @@ from loopd.store import SqliteStore
 from loopd.store.chain import HEADER, link, row_bytes, session_genesis
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
+from loopd_protocol import policy_events as pe
 from loopd_protocol.errors import Refused
 from loopd_protocol.holds import Degeneration, Interrupted
 from loopd_protocol.sources import Source, Trigger
@@ -217,6 +218,12 @@ async def test_verification_runs_beside_a_working_writer(path: Path) -> None:
     assert [proof["findings"] for proof in proofs] == [[], []]
 
 
+def asked() -> ev.Event:
+    return pe.ApprovalRequested(
+        id="apr_1_2", n=1, call="c", tool="shell", tool_class="exec", args_sha256="x", until_ms=9_000_000
+    )
+
+
 INVARIANTS: dict[str, tuple[Callable[[Story], list[ev.Event]], str]] = {
     "an overlapping turn": (lambda s: [*s.turn()[:1], *s.turn()[:1]], "I1"),
     "a skipped turn number": (
@@ -255,6 +262,12 @@ INVARIANTS: dict[str, tuple[Callable[[Story], list[ev.Event]], str]] = {
         "I4",
     ),
     "an outcome without intent": (lambda s: [ev.EffectOutcome(id="f", outcome="ok")], "I5"),
+    "an answer without a question": (lambda s: [pe.ApprovalAnswered(id="apr_1_9", answer="allow")], "I10"),
+    "a second answer": (
+        lambda s: [asked(), *(pe.ApprovalAnswered(id="apr_1_2", answer=a) for a in ("allow", "deny"))],
+        "I10",
+    ),
+    "a question that outlives its turn": (lambda s: [*s.turn()[:1], asked(), *s.turn()[-1:]], "I10"),
     "a second final state": (
         lambda s: [
             ev.CronOccurrence(job="j", due_ms=5, result="fired"),
