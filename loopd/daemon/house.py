@@ -32,6 +32,7 @@ from loopd.daemon.leaving import drain
 from loopd.drivers import end_leftovers
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
+from loopd.drivers.acp.strays import remove_strays
 from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.fittings import Fittings
 from loopd.drivers.model import Limits
@@ -66,6 +67,7 @@ DATABASE = "journal.sqlite"
 LAG_LIMIT_S = 1.0
 STALL_LIMIT_MS = 10_000
 REAP_S = 30.0
+TIDY_S = 3_600.0
 
 
 class Daemon:
@@ -253,6 +255,7 @@ class Daemon:
                         store.on_refused = maintenance.look
                         tasks.start_soon(maintenance.run)
                         tasks.start_soon(upkeep.run)
+                        tasks.start_soon(_tidy, self._premises, router)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)
                     doors = Doors(self, dispatcher, bus, self.keyring, metrics)
@@ -343,3 +346,10 @@ async def _reap() -> None:
     while True:
         await anyio.sleep(REAP_S)
         ended = await anyio.to_thread.run_sync(reap, ended)
+
+
+async def _tidy(premises: Premises, router: Router) -> None:
+    """Remove what the agents of forgotten sessions left on the disk, now and then."""
+    while True:
+        await anyio.to_thread.run_sync(remove_strays, premises, router.directory.rows.__contains__)
+        await anyio.sleep(TIDY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -355,3 +356,16 @@ def test_a_kind_in_the_users_folder_is_found_by_name_and_listed(house: House) ->
     sid = daemon.ctl("new", "--driver", "acp", "--agent", "mine")["sid"]
     daemon.call("send", sid, text="hi")
     assert daemon.until(sid, "turn.completed")["b"]["outcome"] == "completed"
+
+
+def test_the_folder_of_a_forgotten_session_goes_and_that_of_an_ended_one_stays(house: House) -> None:
+    daemon = house.daemon().start()
+    agent = hosted(house, daemon, "plain")
+    daemon.call("send", agent.sid, text="hi")
+    daemon.until(agent.sid, "turn.completed")
+    daemon.call("session.end", agent.sid)
+    daemon.terminate()
+    agents = daemon.data / "agents"
+    (agents / "ses_forgotten" / "home").mkdir(parents=True)
+    daemon.start()
+    assert soon(lambda: os.listdir(agents) == [agent.sid])
