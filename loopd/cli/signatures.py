@@ -11,27 +11,6 @@ from loopd.cli.chat_options import chat_arguments
 from loopd.cli.permissions import policy_arguments
 
 
-def ps(parser: argparse.ArgumentParser) -> None:
-    """`loopctl ps`."""
-    parser.add_argument("-a", "--ended", action="store_true", help="ended sessions too")
-    parser.add_argument(
-        "--sort",
-        choices=("created", "name", "stagnation"),
-        default="created",
-        help="order (default: created)",
-    )
-    parser.add_argument(
-        "-l",
-        "--label",
-        type=arg.label,
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="only those with this label",
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="only names, one per line")
-
-
 def new(parser: argparse.ArgumentParser) -> None:
     """`loopctl new`."""
     file = parser.add_argument(
@@ -160,24 +139,6 @@ def one_session(parser: argparse.ArgumentParser) -> None:
     arg.sid(parser)
 
 
-def top(parser: argparse.ArgumentParser) -> None:
-    """`loopctl top`."""
-    parser.add_argument(
-        "session", nargs="?", metavar="SES", help="begin with this session; default: the fleet"
-    )
-
-
-def digest(parser: argparse.ArgumentParser) -> None:
-    """`loopctl digest`."""
-    parser.add_argument(
-        "--since",
-        type=arg.past,
-        default="12h",
-        metavar="MOMENT",
-        help="from when on: a moment, or how long ago (default: 12h)",
-    )
-
-
 def goal_set(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal set`."""
     arg.sid(parser)
@@ -221,7 +182,9 @@ def show(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", action="store_true", help="what the model saw")
     parser.add_argument(
-        "--calls", action="store_true", help="model calls that went through the proxy; -o json: their exact bytes"
+        "--calls",
+        action="store_true",
+        help="model calls that went through the proxy; -o json: their exact bytes",
     )
     parser.add_argument(
         "--step",

@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
+
 from loopd.cli import arguments as arg
-from loopd.cli import signatures as sign
 from loopd.cli.verbs.verb import Verb
+
+
+def _ps(parser: argparse.ArgumentParser) -> None:
+    """`loopctl ps`."""
+    parser.add_argument("-a", "--ended", action="store_true", help="ended sessions too")
+    parser.add_argument(
+        "--sort",
+        choices=("created", "name", "stagnation"),
+        default="created",
+        help="order (default: created)",
+    )
+    parser.add_argument(
+        "-l",
+        "--label",
+        type=arg.label,
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="only those with this label",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only names, one per line")
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    """`loopctl top`."""
+    parser.add_argument(
+        "session", nargs="?", metavar="SES", help="begin with this session; default: the fleet"
+    )
+
+
+def _digest(parser: argparse.ArgumentParser) -> None:
+    """`loopctl digest`."""
+    parser.add_argument(
+        "--since",
+        type=arg.past,
+        default="12h",
+        metavar="MOMENT",
+        help="from when on: a moment, or how long ago (default: 12h)",
+    )
+
 
 VERBS: dict[str, Verb] = {
     "status": Verb(
@@ -17,14 +58,14 @@ VERBS: dict[str, Verb] = {
     "ps": Verb(
         "sessions: why and until when",
         "fleet:ps",
-        sign.ps,
+        _ps,
         "loopctl ps --sort stagnation",
         "loopctl ps -l team=web -o json",
     ),
     "top": Verb(
         "the fleet and its sessions on a live screen",
         "screen:top",
-        sign.top,
+        _top,
         "loopctl top",
         "loopctl top mapper",
         "NO_COLOR=1 loopctl top",
@@ -32,7 +73,7 @@ VERBS: dict[str, Verb] = {
     "digest": Verb(
         "what happened since you left, what needs you first",
         "digest:digest",
-        sign.digest,
+        _digest,
         "loopctl digest --since 18:00",
         "loopctl digest --since 'yesterday 18:00' -o json | jq .caught",
     ),
