@@ -69,7 +69,10 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     tail = await office.store.session_tail(sid, kinds=KINDS, limit=HISTORY_EVENTS)
     first = tail[0].ss if tail else session.ss + 1
     older = [w.ss for w in session.inbox if w.ss < first]
-    earlier = await office.store.events_at(sid, older) if older else []
+    earlier = list(await office.store.events_at(sid, older)) if older else []
+    if len(tail) == HISTORY_EVENTS:  # the summary that stands for what is older
+        summed = await office.store.session_tail(sid, kinds=("context.compacted",), limit=1)
+        earlier = [*(each for each in summed if each.ss < first), *earlier]
     blobs: dict[str, bytes] = {}
     for stored in (*earlier, *tail):
         if stored.reduced:
