@@ -274,12 +274,15 @@ def _response_events(spoken: Spoken) -> Iterator[bytes]:
         yield _typed({"type": "response.reasoning_text.delta", "output_index": 0, "delta": reply.thought})
         place += 1
     if spoken.text:
-        item = {"id": "msg_test", "type": "message", "role": "assistant"}
+        # Codex shows what the finished item holds, not what was streamed.
+        item = {"id": "msg_test", "type": "message", "role": "assistant", "content": []}
         yield _typed({"type": "response.output_item.added", "output_index": place, "item": item})
+        where = {"item_id": "msg_test", "output_index": place, "content_index": 0}
         for part in spoken.parts():
-            where = {"item_id": "msg_test", "output_index": place, "content_index": 0}
             yield _typed({"type": "response.output_text.delta", **where, "delta": part})
-        yield _typed({"type": "response.output_item.done", "output_index": place, "item": item})
+        whole_part = {"type": "output_text", "text": spoken.text, "annotations": []}
+        done = {**item, "content": [whole_part]}
+        yield _typed({"type": "response.output_item.done", "output_index": place, "item": done})
         place += 1
     for index, call_id, name, arguments in spoken.calls():
         item = {"id": f"fc_{index}", "type": "function_call", "call_id": call_id, "name": name}
