@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -215,3 +217,42 @@ async def test_without_the_package_the_refusal_says_what_to_install(monkeypatch:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"loopd\[mcp\]"):
         McpTools("ses_x", (demo(),), None, None)
+
+
+async def test_a_server_behind_http_is_called_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is the SDK's own, in a process; it is asked over a real socket."""
+    monkeypatch.setenv("WIKI_TOKEN", "t-1")
+    program = (
+        "import sys\n"
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('wiki')\n"
+        "@server.tool()\n"
+        "def add(a: int, b: int) -> int:\n"
+        "    'Add.'\n"
+        "    return a + b\n"
+        "server.run('streamable-http', host='127.0.0.1', port=int(sys.argv[1]))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    process = await anyio.open_process(
+        [sys.executable, "-c", program, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with anyio.fail_after(WITHIN_S):
+            while not await reachable(port):  # noqa: ASYNC110  # another process
+                await anyio.sleep(0.05)
+        wiki = McpServer(name="wiki", url=f"http://127.0.0.1:{port}/mcp", token_env="WIKI_TOKEN")
+        async with tools(wiki) as made:
+            assert (await made.call("wiki__add", {"a": 20, "b": 22})).text == "42"
+    finally:
+        process.kill()
+        await process.wait()
+        await process.aclose()
+
+
+async def reachable(port: int) -> bool:
+    try:
+        await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
+    except OSError:
+        return False
+    return True

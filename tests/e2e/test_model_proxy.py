@@ -187,3 +187,22 @@ def readable(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_a_hanging_model_and_a_full_context_are_named_on_every_way(daemon: Daemon) -> None:
+    quick = {"retries": 0, "first_s": 1, "silence_s": 1}
+    too_long = fail(400, message="prompt is too long: 9000 tokens > 8192 maximum")
+    for reply, cause in ((say("x", hang_after=0), "unreachable"), (too_long, "context_overflow")):
+        with endpoint([reply]) as (model, _):
+            sids = [
+                chat(daemon, model.base_url, api=api, proxy=proxy, limits=quick)
+                for api in APIS
+                for proxy in (False, True)
+            ]
+            for sid in sids:
+                daemon.call("send", sid, text="hello")
+            for sid in sids:
+                ended = daemon.until(sid, "turn.completed")["b"]
+                assert (ended["outcome"], ended["cause"]) == ("model_error", cause)
+                assert daemon.until(sid, "gate.changed")["b"]["added"]["kind"] == "ProviderBackoff"
+                assert daemon.events(sid, "turn.step", "degeneration.detected") == []
