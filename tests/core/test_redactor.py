@@ -49,7 +49,9 @@ SECRETS: dict[str, st.SearchStrategy[str]] = {
         lambda s: f"-----BEGIN RSA PRIVATE KEY-----\n{s}\n-----END RSA PRIVATE KEY-----"
     ),
     "bearer": some(ALNUM, 20, 60).map(lambda s: f"Authorization: Bearer {s}"),
-    "url": some(ALNUM, 8, 20).map(lambda s: f"postgres://app:{s}@db.internal:5432/x"),
+    "url": some(string.ascii_uppercase + string.digits, 8, 20).map(
+        lambda s: f"postgres://app:{s}@db.internal:5432/x"
+    ),
     "password": some(ALNUM + "!%^*", 6, 20).map(lambda s: f"password={s}"),
     "quoted": some(ALNUM, 6, 20).map(lambda s: f'"api_key": "{s}"'),
     "environment": some(ALNUM, 6, 20).map(lambda s: f"export DB_PASSWORD={s}"),
