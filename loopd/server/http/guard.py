@@ -27,6 +27,7 @@ _FIXED: tuple[tuple[bytes, bytes], ...] = (
 _ONCE = (b"host", b"origin", b"authorization", b"content-length", b"idempotency-key", b"last-event-id")
 """Headers that decide something: given twice, two readers could disagree on which one counts."""
 HEADERS_MAX = 64
+HEAD_BYTES = 16_384
 
 
 class HostGuard:
@@ -58,6 +59,11 @@ class HostGuard:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if len(headers) > HEADERS_MAX:
             raise Refused("bad_frame", f"{len(headers)} headers; the limit is {HEADERS_MAX}")
+        # The parser looks at the size of a head only while it is incomplete.
+        size = sum(len(name) + len(value) + 4 for name, value in headers) + len(scope.get("raw_path") or b"")
+        size += len(scope.get("query_string") or b"")
+        if size > HEAD_BYTES:
+            raise Refused("bad_frame", f"a head of {size} bytes; the limit is {HEAD_BYTES}")
         names = [name for name, _ in headers]
         host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
         if names.count(b"host") != 1 or without_port(host).lower() not in self._hosts:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 5.0
-HEAD_BYTES = 16_384
 IDLE_S = 1.0
 """A connection that has asked nothing for so long counts as one that only sits there."""
 STRANGERS = 32

@@ -16,7 +16,8 @@ from anyio.abc import TaskStatus
 
 from loopd.server.http.app import make_app
 from loopd.server.http.desk import Desk
-from loopd.server.http.protocol import HEAD_BYTES, PatientConfig, PatientProtocol, Peers
+from loopd.server.http.guard import HEAD_BYTES
+from loopd.server.http.protocol import PatientConfig, PatientProtocol, Peers
 from loopd.server.ports import Health
 from loopd.server.unix import bind, clear_stale
 from loopd_protocol.errors import Refused
