@@ -123,6 +123,7 @@ async def test_bytes_pass_unchanged_both_ways_and_are_recorded(api: str) -> None
     assert through.content == direct.content.replace(b"call_1_", b"call_2_")
     assert through.headers["content-type"] == direct.headers["content-type"]
     assert sent.headers["anthropic-beta"] == "b1"
+    assert sent.headers["accept-encoding"] == "identity", "what is recorded can be read"
     (call,) = s.ledger.calls
     assert s.ledger.bodies == [(body(), through.content)]
     assert (call.n, call.api, call.model, call.outcome, call.status) == (7, api, "m-1", "ok", 200)
@@ -440,3 +441,16 @@ async def test_an_agent_that_hangs_up_behind_the_last_event_had_its_answer(api: 
                     break
         await s.ledger.wait_for(1)
         assert [(c.outcome, c.cause) for c in s.ledger.calls] == [("ok", "")]
+
+
+async def test_closing_a_passage_breaks_off_what_is_under_way() -> None:
+    async with stage([say("a long answer", hang_after=5)]) as s:
+        async with s.client() as client, client.stream("POST", "/messages", content=body()) as response:
+            chunks = response.aiter_raw()
+            await anext(chunks)
+            with anyio.fail_after(5):
+                await s.proxy.close("ses_proxy")
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in chunks:
+                    pass
+        assert [c.outcome for c in s.ledger.calls] == ["cut"]

@@ -9,11 +9,13 @@ import anyio
 import pytest
 
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd
+from loopd.core.inputs import HoldRequested
 from loopd.engine.model_witness import ModelWitness
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ModelCalled, Usage
+from loopd_protocol.holds import Maintenance
 from loopd_protocol.policy_commands import BudgetSet
 from tests.engine.stage import Stage, stage
 
@@ -101,6 +103,21 @@ async def test_an_agent_that_asked_to_idle_calls_its_model_no_more() -> None:
             AgentRequest(name="request_idle", args={"max_idle_duration_secs": 600, "reason": "r"})
         )
         assert await agent.ask(sid) == "The agent asked to idle."
+        agent.go_on.set()
+        await here.until(lambda: not here.router.running())
+
+
+async def test_a_hold_that_came_in_the_turn_stops_its_next_call() -> None:
+    async with stage() as here:
+        agent = Agent(here)
+        sid = await here.new(run=agent.play)
+        await here.send(sid)
+        await agent.running.wait()
+        assert await agent.ask(sid) == 1
+        loop = await here.router.loop_of(sid)
+        hold = Maintenance(by="daemon", until_ms=here.clock.now_ms() + 60_000)
+        await loop.apply(HoldRequested(hold=hold, cause="maintenance")).committed()
+        assert await agent.ask(sid) == "The session is held: Maintenance."
         agent.go_on.set()
         await here.until(lambda: not here.router.running())
 
