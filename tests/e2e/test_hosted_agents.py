@@ -159,7 +159,9 @@ def test_an_idle_agent_is_resumed_without_a_word_about_the_past(house: House, sh
     shared.until(agent.sid, "turn.completed", count=2)
     assert agent.prompts() == ["one", "two"]
     assert agent.told("load") == [{"pid": agent.told("load")[0]["pid"], "load": "s1"}]
-    assert [step["text"] for step in shared.call("turn.get", agent.sid, n=2)["steps"]] == ["hello"]
+    turn = shared.call("turn.get", agent.sid, n=2, prompt=True)
+    assert [step["text"] for step in turn["steps"]] == ["hello"]
+    assert not [row for row in turn["prompt"]["frames"] if "old answer" in row["frame"]]
 
 
 def test_the_agent_uses_loopds_own_tools_through_its_mcp_server_and_an_idle_ends_its_turn(

@@ -110,14 +110,11 @@ async def _opened(
     }
     method = _way_back(kind, hello)
     if earlier and method:
-        connection.muted = True  # `session/load` tells the whole story again before it answers
         try:
             result = await connection.request(method, {"sessionId": earlier, **place}, timeout_s=limit)
             return Agent(process, earlier, result, resumed=True)
         except RpcError:
             pass  # it knows the session no more: a new one is told what was said
-        finally:
-            connection.muted = False
     result = await connection.request("session/new", place, timeout_s=limit)
     session = result.get("sessionId") if isinstance(result, dict) else None
     if not isinstance(session, str) or not session or len(session) > 2_000:

@@ -83,8 +83,8 @@ class Connection:
     """One connection with an agent.
 
     Attributes:
-        listening: somebody takes messages; else updates are dropped and counted.
-        muted: an old story is told again: its updates are dropped.
+        listening: somebody takes messages; else updates are dropped, from the record too, and counted.
+            Nobody does before the first prompt: `session/load` tells the whole story again.
         record: gets every line, `> ` sent or `< ` received; None for nobody.
         dropped: updates that nobody wanted.
         strange: how many lines were no message; `samples` are the first of them.
@@ -105,7 +105,6 @@ class Connection:
         self._arrived = anyio.Event()
         self._gone: AgentGone | None = None
         self.listening = False
-        self.muted = False
         self.record: Callable[[bytes], None] | None = None
         self.dropped = 0
         self.strange = 0
@@ -237,13 +236,15 @@ class Connection:
         line = line.strip()
         if not line:
             return
-        if self.record is not None:
-            self.record(b"< " + line)
         try:
             message = _decoder.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            self._oddity(line)
-            return
+            message = None
+        retold = (
+            not self.listening and isinstance(message, dict) and message.get("method") == "session/update"
+        )
+        if self.record is not None and not retold:
+            self.record(b"< " + line)
         if not isinstance(message, dict):
             self._oddity(line)
             return
@@ -272,7 +273,7 @@ class Connection:
 
     def _update(self, params: dict[str, Any]) -> None:
         body = params.get("update")
-        if not self.listening or self.muted or not isinstance(body, dict):
+        if not self.listening or not isinstance(body, dict):
             self.dropped += 1
             return
         self._enqueue(Update(str(params.get("sessionId", "")), body))
@@ -282,7 +283,7 @@ class Connection:
         if isinstance(number, str) and number.isdecimal() and len(number) < 10:
             number = int(number)  # some agents send ids back as text
         known = self._waiting.pop(number, None) if isinstance(number, int) else None
-        if known is None:
+        if known is None or not isinstance(number, int):
             self._oddity(line)
             return
         method, future = known

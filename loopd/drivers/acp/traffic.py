@@ -32,6 +32,7 @@ class Traffic:
     def __init__(self) -> None:
         self._passage: Passage | None = None
         self._usage: Usage | None = None
+        self._sealed: Usage | None = None
         self.fault: Fault | None = None
         self.paused: str | None = None
         self.calls = 0
@@ -42,7 +43,7 @@ class Traffic:
         self._passage = passage
         if passage is not None:
             passage.take()
-        self._usage = self.fault = self.paused = self.trouble = None
+        self._usage = self._sealed = self.fault = self.paused = self.trouble = None
         self.calls = 0
 
     def look(self) -> None:
@@ -65,10 +66,16 @@ class Traffic:
                 measured=before.measured and seen.usage.measured,
             )
 
-    def usage(self) -> Usage | None:
-        """Tokens since this was asked last, None when nothing was seen."""
+    def seal(self) -> None:
+        """The step's tools have ended: what passes from now on belongs to the next one."""
         self.look()
-        usage, self._usage = self._usage, None
+        if self._sealed is None:
+            self._sealed, self._usage = self._usage, None
+
+    def usage(self) -> Usage | None:
+        """Tokens of the running step, None when nothing was seen."""
+        self.seal()
+        usage, self._sealed = self._sealed, None
         self.calls, self.trouble = 0, None
         return usage
 

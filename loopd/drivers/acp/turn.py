@@ -162,6 +162,7 @@ class HostedTurn:
         assert self._agent is not None
         connection = self._agent.connection
         if self._draft.settled:
+            self._traffic.seal()
             with anyio.move_on_after(SETTLE_S):
                 return await connection.take()
             return None

@@ -6,8 +6,10 @@ import json
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from loopd.core.conversation import Directive, Message, StepDone
+from loopd.drivers.acp import kinds
 from loopd.testing.driver_suite import RecordingHost, turn
 from loopd_protocol.events import ToolCall
 from tests.drivers.acp.stage import AcpStage, living, take, told
@@ -407,3 +409,43 @@ async def test_a_tool_that_began_while_the_prompt_was_cut_is_ended_too(stage: Ac
     end, _ = await take(driver, host)
     assert end.outcome == "stopped_by_rule"
     assert living(stage.premises) == []
+
+
+async def test_the_unattended_mode_is_asked_for_again_behind_each_opening(stage: AcpStage) -> None:
+    driver = stage.driver("death_in_turn", "wants_mode", mode="yolo")
+    for n in (1, 2):
+        await take(driver, request=turn(n=n))
+    assert [entry["mode"] for entry in told(driver) if "mode" in entry] == ["yolo", "yolo"]
+
+
+async def test_a_mode_that_is_not_offered_is_named_with_those_that_are(stage: AcpStage) -> None:
+    end, _ = await take(stage.driver("plain", "wants_mode", mode="brave"))
+    assert (end.outcome, end.cause) == ("failed", "mode")
+    assert end.error == "the agent offers no mode 'brave'; it offers default, yolo"
+
+
+async def test_a_session_with_a_policy_opens_the_agent_in_the_mode_that_asks(stage: AcpStage) -> None:
+    driver = stage.driver("plain", "wants_mode", mode="yolo")
+    driver._kind = replace(driver._kind, asking=kinds.Asking(mode="default"))
+    for n, asks in ((1, False), (2, True), (3, True)):
+        end, _ = await take(driver, request=replace(turn(n=n), asks=asks))
+        assert end.outcome == "completed"
+    assert [
+        entry.get("mode", "resumed") for entry in told(driver) if "mode" in entry or "resume" in entry
+    ] == [
+        "yolo",
+        "resumed",  # in its own default mode, which asks
+    ]
+
+
+async def test_a_session_that_cannot_be_resumed_is_begun_anew_with_what_was_said(stage: AcpStage) -> None:
+    driver, host = stage.driver("plain", "resume_fails"), RecordingHost()
+    asked = Message(ss=2, role="user", source="human", text="one")
+    said = Message(ss=3, role="assistant", source="model", text="hello")
+    request = replace(turn(n=2, before=(asked, said)), fresh=1, memory={"acp.session": "s77"})
+    await take(driver, host, request)
+    assert host.memory["acp.session"] == "s1"
+    (prompt,) = [entry["prompt"] for entry in told(driver) if "prompt" in entry]
+    assert prompt.startswith("[loopd: earlier conversation]")
+    assert "User: one\nYou: hello" in prompt
+    assert prompt.endswith("go on")
