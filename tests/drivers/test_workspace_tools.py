@@ -262,7 +262,7 @@ async def test_what_a_dead_daemon_left_running_is_ended_by_session_and_nothing_e
     pipe = Pipe(tmp_path / "pid")
     script = (
         "import anyio, os, sys; from loopd.drivers.shell import environment, run_shell\n"
-        "anyio.run(lambda: run_shell('echo $$ > pid; sleep 300; true', cwd=sys.argv[1],"
+        "anyio.run(lambda: run_shell('sleep 300 & echo $$ > pid; wait', cwd=sys.argv[1],"
         " env=environment('ses_left_over', os.environ), timeout_s=600))"
     )
     daemon = await anyio.open_process([sys.executable, "-c", script, str(tmp_path)])
