@@ -112,6 +112,8 @@ def refuses(decision: Decision) -> bool:
 
 def conclude(decision: Decision) -> bool:
     """Behind a turn: close the gate for a spent window; end the session for a spent total."""
+    if decision.session.status != "live":
+        return False
     purse = exhausted(purses(decision), starting=True)
     if purse is None:
         return False

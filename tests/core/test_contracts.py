@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loopd.core.account import own_purses
 from loopd.core.conversation import AgentRequest, StepDone, TurnEnd
 from loopd.core.inputs import (
     AgentAsked,
@@ -36,6 +37,14 @@ from loopd.core.inputs import (
     Ticked,
     TurnEnded,
     UnsuspendRequested,
+)
+from loopd.core.policy import Verdict
+from loopd.core.policy_inputs import (
+    AffordAsked,
+    ApprovalGiven,
+    BudgetSetRequested,
+    ConfigSetRequested,
+    PermitAsked,
 )
 from loopd.core.session import next_deadline
 from loopd_protocol import events as ev
@@ -450,6 +459,66 @@ class SessionMachine(RuleBasedStateMachine):
             assert started[0].trigger != "continuation", "a continuation comes at its own moment"
             assert set(waiting) <= set(started[0].envelopes)
 
+    # -- approvals, budgets, settings -----------------------------------------------------------------------
+
+    @precondition(lambda self: self.running)
+    @rule(effect=st.sampled_from(["ask", "ask", "deny", "allow"]), command=st.sampled_from(["make", "rm x"]))
+    def a_tool_needs_permission(self, effect: str, command: str) -> None:
+        session = self.world.session
+        assert session.turn is not None
+        verdict = Verdict(effect=effect, rule="r", about="command", subjects=(command,), excerpt=command)
+        given = PermitAsked(
+            n=session.turn.n, call="c", tool="shell", args_sha256="x", tool_class="exec", verdict=verdict
+        )
+        before = len(session.permits.pending)
+        self.feed(given)
+        pending = self.world.session.permits.pending
+        assert len(pending) <= before + (effect == "ask")
+        if pending:
+            assert "AwaitingApproval" in self.world.audit.holds
+
+    @rule(
+        place=st.integers(0, 3),
+        how=st.sampled_from(["allow", "deny"]),
+        scope=st.sampled_from(["once", "session"]),
+    )
+    def a_person_answers(self, place: int, how: Any, scope: Any) -> None:
+        pending = self.world.session.permits.pending
+        approval = pending[place % len(pending)].id if pending else "apr_1_steps"
+        refusals = frozenset() if pending else frozenset({"conflict", "not_found"})
+        given = ApprovalGiven(by="uid:1", id=approval, answer=how, scope=scope)
+        self.feed(given, refusals=refusals)
+        if pending and self.world.session.status == "live":
+            again = self.world.attempt(given)
+            assert isinstance(again, Refused)
+            assert again.code == "conflict"
+
+    @rule(
+        kind=st.sampled_from(["tokens", "turns", "wall"]),
+        limit=st.sampled_from([None, 1, 1_000, 10**9]),
+        per_ms=st.sampled_from([None, 3_600_000]),
+    )
+    def a_person_sets_a_budget(self, kind: str, limit: int | None, per_ms: int | None) -> None:
+        if self.world.session.status != "live":
+            return
+        given = BudgetSetRequested(by="uid:1", kind=kind, limit=limit, per_ms=per_ms)
+        self.feed(given, refusals=frozenset({"not_found"}))
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def a_model_is_about_to_be_called(self) -> None:
+        turn = self.world.session.turn
+        assert turn is not None
+        self.feed(AffordAsked(n=turn.n))
+
+    @rule(key=st.sampled_from(["turn.max_steps", "approvals.wait_s"]), value=st.sampled_from([1, 60, 10**9]))
+    def a_person_changes_settings(self, key: str, value: int) -> None:
+        before = self.world.session.overrides
+        running = self.running
+        self.feed(ConfigSetRequested(by="uid:1", set={key: value}), refusals=frozenset({"invalid"}))
+        if running:
+            assert self.world.session.overrides == before, "it holds from the next turn on"
+
     @precondition(lambda self: self.running)
     @rule(text=TEXTS, times=st.integers(1, 4))
     def answer_the_same_again(self, text: str, times: int) -> None:
@@ -703,7 +772,8 @@ class SessionMachine(RuleBasedStateMachine):
         was_live = world.session.status == "live"
         done = world.attempt(ResumeRequested(by="uid:1"))
         if isinstance(done, Refused):
-            assert was_live
+            spent = [p for p in own_purses(world.session, world.now) if p.spent and p.until_ms is None]
+            assert was_live or spent
             assert done.code == "conflict"
             return
         self._account(done.events)
