@@ -109,6 +109,9 @@ class ModelProxy:
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         listener.setblocking(False)  # noqa: FBT003
+        # Connections inherit it. asyncio itself leaves it out here (uvloop does not), and then a small piece
+        # waits up to 40 ms for the acknowledgement of the one before.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = _server(self)
         self.port = listener.getsockname()[1]
         self._hosts = frozenset(f"{host}:{self.port}".encode() for host in ("127.0.0.1", "localhost"))
