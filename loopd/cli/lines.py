@@ -64,7 +64,7 @@ def unknown(body: Body) -> str:
     """The words for a kind that has none: its body as JSON."""
     import json
 
-    return json.dumps({name: value for name, value in body.items() if name != "k"})[:TEXT_CHARS]
+    return json.dumps({name: value for name, value in body.items() if name not in {"k", "given"}})[:TEXT_CHARS]
 
 
 def _created(body: Body) -> str:
@@ -213,6 +213,17 @@ def _lapsed(body: Body) -> str:
     return f"{body.get('id')} denied: {'nobody answered' if body.get('cause') == 'deadline' else 'its turn was cut off'}"
 
 
+def _intent(body: Body) -> str:
+    args = body.get("args")
+    command = args.get("command") if isinstance(args, dict) else None
+    return f"{body.get('tool')} {_quote(command if command is not None else args or '')} {body.get('id')}"
+
+
+def _outcome(body: Body) -> str:
+    by = f" by {body['by']}" if body.get("by") else ""
+    return f"{body.get('id')} {body.get('outcome')}{by} {body.get('note') or ''}"
+
+
 def _refused(body: Body) -> str:
     return f"{body.get('tool')}: {body.get('excerpt') or ''} by rule {body.get('rule')} {body.get('reason') or ''}"
 
@@ -268,6 +279,8 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "approval.requested": _approval,
     "approval.answered": _answered,
     "approval.expired": _lapsed,
+    "effect.intent": _intent,
+    "effect.outcome": _outcome,
     "effect.denied": _refused,
     "budget.set": _limit,
     "budget.spent": _spent,

@@ -239,6 +239,8 @@ def why(run: Run) -> None:
     console.line(f"{safe(_called(answer))}: gate {console.styled(answer['gate'], style)}")
     if holds:
         console.table(HOLDS_HEADER, holds_table(holds, now), flex=3)
+        for line in answers(answer):
+            console.line(line)
     if answer.get("house"):
         lifted = {"freeze": "; `loopctl unfreeze` ends it"}.get(answer["house"], "")
         console.line(f"the whole daemon admits nothing: {safe(answer['house'])}{lifted}")
@@ -273,6 +275,19 @@ def why(run: Run) -> None:
             ],
             flex=5,
         )
+
+
+def answers(answer: dict[str, Any]) -> list[str]:
+    """What a person can do about holds that `gate open` does not remove."""
+    name, found = safe(_called(answer)), []
+    for hold in answer.get("holds") or []:
+        if hold["kind"] == "AwaitingApproval":
+            found.append(f"answer it: loopctl approve {name} | loopctl deny {name} --reason TEXT")
+        elif hold["kind"] == "Budget":
+            found.append(
+                f"what is left: loopctl budget {name}; raise it: loopctl budget set {name} KIND=AMOUNT/WINDOW"
+            )
+    return found
 
 
 def gate_get(run: Run) -> None:
