@@ -106,6 +106,7 @@ class Endpoint:
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=0,
+                timeout_keep_alive=75,
                 ws="none",
             )
         )
