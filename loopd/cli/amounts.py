@@ -72,10 +72,10 @@ def _decimal(text: str, factor: int) -> int:
     digits = whole.replace("_", "") + part
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
         raise ValueError("expected a number such as 5, 4.50 or 2M")
-    scaled = int(digits) * factor
-    if scaled % 10 ** len(part):
+    scaled, unit = int(digits) * factor, int(10 ** len(part))
+    if scaled % unit:
         raise ValueError(f"more exact than one in {factor}")
-    return scaled // 10 ** len(part)
+    return scaled // unit
 
 
 def _window(text: str) -> int:

@@ -104,6 +104,10 @@ class Bus(Protocol):
     def head(self) -> int:
         """`seq` of the newest event."""
 
+    @property
+    def deletions(self) -> int:
+        """How often something of the log was deleted."""
+
     async def read(self, after: int, *, limit: int = 512) -> Chunk:
         """What follows the cursor, at once; empty at the head."""
 
