@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 import httpx
 import pytest
@@ -454,3 +455,39 @@ async def test_closing_a_passage_breaks_off_what_is_under_way() -> None:
                 async for _ in chunks:
                     pass
         assert [c.outcome for c in s.ledger.calls] == ["cut"]
+
+
+async def test_a_kept_connection_that_the_endpoint_closes_under_a_request_is_no_failure() -> None:
+    answer = stop_body("messages", "m", "hi", stream=False, counted=False)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer)
+    connections = 0
+
+    async def once(stream: anyio.abc.SocketStream) -> None:
+        """One answer on each connection; the next request on it meets a close."""
+        nonlocal connections
+        connections += 1
+        async with stream:
+            seen = b""
+            while b'messages":[] }' not in seen.replace(b"[]}", b"[] }"):
+                seen += await stream.receive()
+            await stream.send(head + answer)
+            await stream.receive()
+
+    ledger = Ledger()
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    with anyio.fail_after(WITHIN_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, once)
+            proxy = ModelProxy(tasks, ledger)
+            passage = await proxy.open("ses_kept", Upstream(base_url=f"http://127.0.0.1:{port}/v1"))
+            asked = b'{"model":"m","messages":[]}'
+            async with httpx.AsyncClient(trust_env=False, headers={"x-api-key": passage.key}) as client:
+                for _ in range(3):
+                    answered = await client.post(f"{passage.base_url}/messages", content=asked)
+                    assert answered.content == answer
+            await proxy.close("ses_kept")
+            tasks.cancel_scope.cancel()
+    await listener.aclose()
+    assert connections == 3
+    assert [c.outcome for c in ledger.calls] == ["ok"] * 3

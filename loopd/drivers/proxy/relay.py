@@ -176,9 +176,10 @@ class Relay:
         asked = _asked(body)
         exchange: Exchange | None = None
         passage.begun()
+        scope = anyio.CancelScope()
+        passage.scopes.add(scope)
         try:
-            with anyio.CancelScope() as scope:
-                passage.scopes.add(scope)
+            with scope:
                 try:
                     n = await self._witness.admit(passage.sid, len(body), scope.cancel)
                 except Refused as refusal:
@@ -275,14 +276,8 @@ class Relay:
 
         url = arrival.url(passage, WIRES[exchange.api].path)
         try:
-            request = passage.client.build_request(
-                "POST",
-                url,
-                content=exchange.body,
-                headers=_upward(arrival.headers, exchange.api, passage.real_key),
-            )
             with anyio.fail_after(self._limits.first_s):
-                response = await passage.client.send(request, stream=True)
+                response = await _sent(passage, exchange, url, arrival.headers)
             try:
                 await self._pass_back(exchange, response, arrival.send)
             finally:
@@ -338,6 +333,22 @@ class Relay:
             await self._witness.called(sid, event, request=request, response=response)
         except Refused as refusal:  # the journal is full or closing; the agent is told by its turn's end
             logger.error("model call not recorded", extra={"sid": sid, "code": refusal.code})
+
+
+async def _sent(passage: OpenPassage, exchange: Exchange, url: str, headers: Head) -> httpx.Response:
+    """Send the request; once more when the connection broke before anything came back.
+
+    An endpoint may close a kept connection at the moment in which it is used again.
+    """
+    import httpx  # noqa: PLC0415
+
+    up = _upward(headers, exchange.api, passage.real_key)
+    try:
+        request = passage.client.build_request("POST", url, content=exchange.body, headers=up)
+        return await passage.client.send(request, stream=True)
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+        request = passage.client.build_request("POST", url, content=exchange.body, headers=up)
+        return await passage.client.send(request, stream=True)
 
 
 class Broken(Exception):
