@@ -15,7 +15,7 @@ from loopd.drivers import make_driver
 from loopd.drivers.fittings import Fittings
 from loopd.drivers.run_as import RunAs
 from loopd.engine.ports import Driver, DriverFactory
-from loopd.engine.upkeep import Policy as RetentionPolicy
+from loopd.engine.retention import Policy as RetentionPolicy
 from loopd.server.auth import PeerPolicy
 from loopd.server.limits import SocketLimits
 from loopd.server.lineage import Lineage

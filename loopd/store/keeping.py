@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loopd.core.ageing import Context, Kept, Protection, Segment, Work
-from loopd.store import segments, upkeep
+from loopd.store import disuse, segments, upkeep
 from loopd.store.ledger import Ledger
 from loopd.store.reading import Reading
 from loopd_protocol.retention_events import RetentionDeleted, RetentionSealed, RetentionSwept
@@ -99,14 +99,14 @@ class Keeping(Reading):
 
     async def note_needed(self, kept: Kept, after: int, now_ms: int) -> int:
         """Note that the blobs are in use that kept content names; returns how far that was looked."""
-        digests, end = await self._read(upkeep.needed_by, kept.num, after, kept.last)
+        digests, end = await self._read(disuse.needed_by, kept.num, after, kept.last)
         await self._note(digests, now_ms)
         return end
 
     async def note_founded(self, first: int, last: int, cutoff_ms: int, now_ms: int) -> None:
         """Note the blobs that sessions with these numbers build on: imports, forks, manifests."""
-        digests = await self._read(upkeep.founded_on, first, last)
-        digests |= await self._read(upkeep.manifests_since, first, last, cutoff_ms)
+        digests = await self._read(disuse.founded_on, first, last)
+        digests |= await self._read(disuse.manifests_since, first, last, cutoff_ms)
         await self._note(digests, now_ms)
 
     async def _note(self, digests: set[bytes], now_ms: int) -> None:
@@ -115,15 +115,15 @@ class Keeping(Reading):
             seen |= digests
             part = sorted(digests)
             for start in range(0, len(part), upkeep.STEP_ROWS):
-                await self._chore(upkeep.note_use, part[start : start + upkeep.STEP_ROWS], now_ms)
-            digests = await self._read(upkeep.built_on, digests) - seen
+                await self._chore(disuse.note_use, part[start : start + upkeep.STEP_ROWS], now_ms)
+            digests = await self._read(disuse.built_on, digests) - seen
 
     async def sweep_blobs(self, work: Work) -> Work:
         """Delete the next few blobs that nobody uses."""
-        ids, following = await self._read(upkeep.old_blobs, work.next, work.event.cutoff_ms)
+        ids, following = await self._read(disuse.old_blobs, work.next, work.event.cutoff_ms)
         if not ids and following is not None:
             return Work(event=work.event, next=following)
-        return await self._chore(upkeep.delete_blobs, work, ids, following)
+        return await self._chore(disuse.delete_blobs, work, ids, following)
 
     async def last_number(self) -> int:
         """The highest number that any session ever had."""

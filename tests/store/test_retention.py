@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from loopd.core.access import Caller
 from loopd.core.content import CONTENT, KEPT, after_retention
 from loopd.core.writes import Append, Idempotency, StoredEvent
+from loopd.engine.retention import Policy
 from loopd.engine.router import Router
-from loopd.engine.upkeep import Policy, Upkeep
+from loopd.engine.upkeep import Upkeep
 from loopd.store import SqliteStore
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
