@@ -217,3 +217,19 @@ async def test_a_parent_has_to_live() -> None:
         with pytest.raises(Refused) as refused:
             await here.new("spends", parent=sid)
         assert refused.value.code == "session_terminal"
+
+
+@pytest.mark.anyio
+async def test_what_a_count_has_read_from_the_journal_is_not_followed_again() -> None:
+    async with stage() as here:
+        sid = await here.new("spends", run=spends, labels={"team": "a"})
+        await turn(here, sid)
+        before = await here.state(sid)
+        await turn(here, sid)
+        after = await here.state(sid)
+        await here.call(pc.BudgetSet(kind="tokens", limit=10**6, per_ms=HOUR_MS, label="team=a"))
+        treasury, now, head = here.router.treasury, here.clock.now_ms(), here.store.head
+        treasury.follow(before, after, now, seq=head - 1)
+        assert purses(here)["team=a tokens/3600s"].used == 400
+        treasury.follow(before, after, now, seq=head + 1)
+        assert purses(here)["team=a tokens/3600s"].used == 600
