@@ -11,13 +11,17 @@ from loopd.testing import realagents
 from tests.e2e.harness import House
 
 ASKED = "LOOPD_TEST_AGENTS"
-AGENTS = ("goose", "kimi-code", "opencode")
+"""Set by `make test-agents`: `1` for all, or the names of some."""
+AGENTS = ("goose", "kimi-code", "opencode", "pi")
 
 
 def need(name: str) -> None:
     """Skip, with the reason, unless an agent can be run."""
-    if not os.environ.get(ASKED):
+    asked = os.environ.get(ASKED, "").split()
+    if not asked:
         pytest.skip(f"needs the real agent {name}: run `make test-agents`")
+    if asked != ["1"] and name not in asked:
+        pytest.skip(f"the real agent {name} was not asked for: {ASKED} names {' '.join(asked)}")
     reason = realagents.missing(name)
     if reason is not None:
         pytest.skip(reason)

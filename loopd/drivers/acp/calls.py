@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import msgspec
 
 from loopd.core.tools import REGISTRY, tool_class
@@ -20,6 +21,8 @@ from loopd_protocol.events import ToolCall
 
 RESULT_CHARS = 256 * 1024
 """A longer result is cut in the middle; the digest is of the whole."""
+TERMINAL_CHARS = 1024 * 1024
+"""Of a shell tool's output that comes in pieces, the end is kept."""
 TERMINAL = {"completed": True, "failed": False, "cancelled": False, "rejected": False}
 """Status → whether the call succeeded."""
 
@@ -58,7 +61,9 @@ class Call:
     """One tool call.
 
     Attributes:
-        effect: `intended` once its intent is durable, `done` once its outcome is.
+        effect: `asking` while somebody decides, `intended` once its intent is durable, `done` once its
+            outcome is.
+        decided: set when what was asked about it is decided.
         denied: why it was refused, empty for not.
     """
 
@@ -78,6 +83,7 @@ class Call:
         self.exit: dict[str, Any] = {}
         self.denied = ""
         self.effect = ""
+        self.decided = anyio.Event()
         self._strength = _NAME_NONE
 
     @property
@@ -138,7 +144,8 @@ class Call:
         """What some agents tell about a shell tool beside the protocol."""
         output, end = meta.get("terminal_output"), meta.get("terminal_exit")
         if isinstance(output, dict) and isinstance(output.get("data"), str):
-            self.terminal = output["data"]
+            # Each one holds what is new; the last one of pi is only about the exit code.
+            self.terminal = ((self.terminal or "") + output["data"])[-TERMINAL_CHARS:]
         if isinstance(end, dict):
             self.exit = end
 

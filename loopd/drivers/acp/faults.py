@@ -50,7 +50,11 @@ def retry_after_ms(text: str) -> int | None:
 
 def is_error_prose(text: str, kind: AgentKind) -> bool:
     """Does an answer only say that the model could not be reached?"""
-    return _EVERYWHERE.told(text) or _fits(kind.error_prose, text)
+    if _fits(kind.error_prose, text):
+        return True
+    for remark in kind.remarks:
+        text = re.sub(remark, "", text, flags=re.IGNORECASE)
+    return _EVERYWHERE.told(text)
 
 
 def is_empty_prose(text: str, kind: AgentKind) -> bool:

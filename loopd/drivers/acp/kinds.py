@@ -154,6 +154,8 @@ class AgentKind(_Part, frozen=True, kw_only=True):
         version, model, capabilities, asking, patience: tables, see below.
         error_prose: regular expressions; a turn whose text matches one, without a tool call, failed.
         empty_prose: regular expressions; a turn whose only text matches one got an empty answer.
+        remarks: regular expressions of what the agent says around an answer, for example about a retry
+            that worked; general signs of an error are looked for in what is left.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
@@ -170,6 +172,7 @@ class AgentKind(_Part, frozen=True, kw_only=True):
     patience: Patience = Patience()
     error_prose: tuple[str, ...] = ()
     empty_prose: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def decode(data: bytes, source: str) -> AgentKind:
@@ -193,6 +196,7 @@ def _check(kind: AgentKind, source: str) -> None:
     patterns = [("version.pattern", kind.version.pattern)]
     patterns += [(f"error_prose[{i}]", text) for i, text in enumerate(kind.error_prose)]
     patterns += [(f"empty_prose[{i}]", text) for i, text in enumerate(kind.empty_prose)]
+    patterns += [(f"remarks[{i}]", text) for i, text in enumerate(kind.remarks)]
     if kind.capabilities.exit_codes:
         patterns.append(("capabilities.exit_codes", kind.capabilities.exit_codes))
     for key, text in patterns:

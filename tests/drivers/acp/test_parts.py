@@ -232,6 +232,49 @@ def test_numbers_in_a_failure_are_no_times_to_wait() -> None:
     assert faults.retry_after_ms("wait for task 17 to finish 3 steps") is None
 
 
+def test_pieces_of_a_terminals_output_are_put_together() -> None:
+    call = Call("call_5_0")
+    call.take({"title": "cat a; exit 3", "kind": "execute", "status": "pending"})
+    for data in ("hi there\n", "", "\n\nCommand exited with code 3"):
+        call.take({"status": "in_progress", "_meta": {"terminal_output": {"data": data}}})
+    call.take({"status": "failed", "_meta": {"terminal_exit": {"exit_code": 1}}})
+    record = call.record(kinds.plain(("x",)))
+    assert (record.ok, record.exit_code) == (False, 1)
+    assert record.result == "hi there\n\n\nCommand exited with code 3"
+
+
+ERROR, EMPTY, ANSWER = "error", "empty", "answer"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meant"),
+    [
+        ("goose", "Ran into this error: Server error: overloaded.\n\nPlease retry if you think", ERROR),
+        ("goose", "Ran into this error trying to compact: Failed to compact: the base prompt", ERROR),
+        ("goose", "Network error: Stream decode error: error decoding response body", ERROR),
+        ("goose", "The model returned an empty response. Please resend your message to continue.", EMPTY),
+        ("goose", "I ran the tests; three still fail with a network error in test_fetch.", ANSWER),
+        (
+            "kimi-code",
+            "Compaction is blocked by the current turn; retry when the turn is idle.Compaction cancelled.",
+            ERROR,
+        ),
+        (
+            "kimi-code",
+            "Compacting conversation context…Compaction completed. - Tokens after: 22,307It works again.",
+            ANSWER,
+        ),
+        ("pi", "Retrying (attempt 3/3, waiting 8s)...Retry finished, resuming.", ERROR),
+        ("pi", "Retrying (attempt 1/3, waiting 2s)...Ten passes are left.Retry finished, resuming.", ANSWER),
+        ("opencode", "We're currently experiencing high demand, please try again later.", ERROR),
+    ],
+)
+def test_what_agents_say_about_their_models_failures_is_no_answer(name: str, text: str, meant: str) -> None:
+    kind = kinds.find(name)
+    assert faults.is_empty_prose(text, kind) == (meant == EMPTY)
+    assert faults.is_error_prose(text, kind) == (meant == ERROR)
+
+
 def message(ss: int, source: str, text: str, role: Any = "user") -> Message:
     return Message(ss=ss, role=role, source=source, text=text)
 
