@@ -28,7 +28,7 @@ from tests.faults.examination import Acknowledged, Examination, content, examine
 from tests.faults.load import Hand, Model
 from tests.faults.plan import Fault
 
-READY_S = 30.0
+READY_S = 180.0  # of a machine that does other things as well
 LIFE = 5
 """Starts of one data folder; then a new one, so that examining stays quick."""
 

@@ -44,6 +44,12 @@ LIFE_S = 60.0
 AGES_S = (25.0, 55.0)
 """When a life is measured: its growth is the difference, that of the whole run a line through all lives."""
 
+LONG = "word " * 6_000
+"""Contexts are kept up to 200 KB for each session: filled within a minute or two, they stay as large as they are."""
+
+WARM_LIVES = 3
+"""Lives that are not measured: contexts fill up."""
+
 FLAT = 0.05
 CONFIG = """
 [recovery]
@@ -109,15 +115,21 @@ class Soak:
                     }
                 ]
                 lines.append(
-                    {"t": "step", "n": n + 1, "trigger": "continuation", "text": f"Part {n}.", "calls": calls}
+                    {
+                        "t": "step",
+                        "n": n + 1,
+                        "trigger": "continuation",
+                        "text": f"Part {n}. {LONG}",
+                        "calls": calls,
+                    }
                 )
             script.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return {"kind": "scripted", "script": str(script), "delay_ms": delay_ms}
 
     def _creations(self) -> Any:
-        chat = {"kind": "chat", "base_url": self.endpoint.base_url, "model": "test"}
+        chat = {"kind": "chat", "base_url": self.endpoint.base_url, "model": "test", "context_bytes": 20_000}
         for number in range(SESSIONS - 8):
-            busy, slow = BUSY | {"continuation.min_gap_ms": 2_000}, BUSY | {"continuation.min_gap_ms": 10_000}
+            busy, slow = BUSY | {"continuation.min_gap_ms": 2_000}, BUSY | {"continuation.min_gap_ms": 5_000}
             match number % 5:
                 case 0:
                     driver, goal, settings = self._play(200), "write", busy
@@ -158,7 +170,7 @@ class Soak:
         process = self.spawn()
         assert process.stdout is not None
         try:
-            with anyio.fail_after(60):
+            with anyio.fail_after(180):
                 line = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
             if not line:
                 self.trouble.append(f"life {life} did not begin (exit {process.wait()})")
@@ -289,7 +301,7 @@ class Soak:
         copy = disk.copied(self.folder, self.root / "look")
         told: list[Acknowledged] = [a for hand in self.hands for a in hand.acknowledged]
         found = examine(copy, told, self.workspace / "effects.log", self.model.commands)
-        settled = [s for s in self.samples if s.life > 1]
+        settled = [s for s in self.samples if s.life > WARM_LIVES]
         verdicts = {
             name: growth([(s.life, getattr(s, name)) for s in settled if s.age_s == AGES_S[-1]])
             for name in ("rss_kib", "fds", "threads", "tasks")
