@@ -39,8 +39,10 @@ def model() -> Iterator[str]:
     if not (folder / "installed").exists():
         pytest.skip("the real model is not installed (220 MB): run `make test-agents`")
     script = TOP / "loopd" / "testing" / "realmodel_server.py"
+    # One thread for two cores: llama.cpp's threads spin while they wait for each other, and any other load stalls them.
+    threads = max(1, (os.cpu_count() or 2) // 2)
     process = subprocess.Popen(
-        [str(folder / "venv" / "bin" / "python"), "-I", str(script), "2"],
+        [str(folder / "venv" / "bin" / "python"), "-I", str(script), str(threads)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
