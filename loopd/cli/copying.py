@@ -94,7 +94,8 @@ def _offline(run: Run, temporary: str) -> dict[str, Any]:
     from loopd.cli.offline import journal_of
     from loopd.core.redactor import Redactor
     from loopd.store import opening
-    from loopd.store.export import Wanted, build, sha256_of
+    from loopd.store.export import build, sha256_of
+    from loopd.store.extent import Wanted
     from loopd.store.queries import find_session
     from loopd_protocol.errors import Refused
 
@@ -154,7 +155,8 @@ def _render(args: Any, archive: str, target: str) -> None:
 
 
 def _html(archive: Any) -> str:
-    from loopd.transcripts.timeline import Moment, page
+    from loopd.transcripts.timeline import page
+    from loopd.transcripts.timeline_story import Moment
 
     return page(
         (
@@ -169,7 +171,8 @@ def _html(archive: Any) -> str:
 def _otlp(archive: Any) -> str:
     import json
 
-    from loopd.telemetry.spans import Spans, document
+    from loopd.telemetry.otlp_json import document
+    from loopd.telemetry.spans import Spans
 
     spans = Spans(log=archive.log, content=True)
     names = {said["num"]: str(said["sid"]) for said in archive.values("sessions.ndjson")}

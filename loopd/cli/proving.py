@@ -112,7 +112,7 @@ def _archive(args: Any, told: Callable[[str, int, int], None]) -> dict[str, Any]
 
     from loopd.store.anchors import key_id
     from loopd.store.archive import Archive
-    from loopd.store.archive import verify as verify_archive
+    from loopd.store.archive_check import verify as verify_archive
     from loopd_protocol.errors import Refused
 
     try:

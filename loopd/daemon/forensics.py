@@ -22,7 +22,7 @@ from loopd.engine.ports import Clock
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
 from loopd.store.anchors import EVERY_EVENTS, EVERY_S, Anchor, Signer, key_id, public_keys
-from loopd.store.export import Wanted
+from loopd.store.extent import Wanted
 from loopd.store.shelf import Shelf
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry.otlp import OtlpFeed
@@ -113,7 +113,10 @@ class Forensics:
                 await bus.wait(last + EVERY_EVENTS - 1)
             try:
                 last = max(last, await self.anchor_now(emit))
-            except Refused as refused:  # a full disk: the next try comes, and `verify` still has the others
+            except Refused as refused:
+                if refused.code in {"corrupt", "storage_readonly"}:
+                    return  # this daemon only reads
+                # a full disk: the next try comes, and `verify` still has the others
                 logger.warning("anchor not stored", extra={"code": refused.code, "cause": refused.message})
                 await anyio.sleep(RETRY_S)
 

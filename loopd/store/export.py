@@ -15,7 +15,7 @@ import base64
 import re
 import sqlite3
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from loopd.core.redactor import Redactor
 from loopd.store import anchors, chain
 from loopd.store.anchors import Signer
 from loopd.store.content import unpacked
-from loopd.store.past import number_of
-from loopd.store.rows import PAGE_ROWS, ROW_COLUMNS, Row, session_page
+from loopd.store.extent import Wanted, rows_of
+from loopd.store.rows import PAGE_ROWS, Row
 from loopd_protocol.errors import Refused
 
 FORMAT = 1
@@ -48,14 +48,6 @@ the hash chains, the digests of all files, the signature of the manifest, and wh
 `loopctl import FILE.zip` makes its sessions readable in another daemon; they never run there.
 Format: docs/reference/export-format.md of loopd.
 """
-
-
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export: one session (`sid`) or all; only events from `since` to before `until`."""
-
-    sid: str | None = None
-    since: int | None = None
-    until: int | None = None
 
 
 class _Entry:
@@ -134,7 +126,7 @@ class _Builder:
         count = 0
         journal = _Entry(self._archive, JOURNAL, self._files)
         try:
-            for row in self._rows():
+            for row in rows_of(self._connection, self._wanted, self._stopped):
                 first = first or row
                 last = row
                 count += 1
@@ -195,69 +187,6 @@ class _Builder:
         return manifest
 
     # -- rows -------------------------------------------------------------------------------------
-
-    def _rows(self) -> Iterator[Row]:
-        since, until = self._wanted.since, self._wanted.until
-        if self._wanted.sid is not None:
-            num = number_of(self._connection, self._wanted.sid)
-            low, high = self._bounds("sid = ? AND ", (num,), "ss", since, until)
-            pages = self._session_pages(num, low, high)
-        else:
-            low, high = self._bounds("", (), "seq", since, until)
-            pages = self._log_pages(low, high)
-        for page in pages:
-            if self._stopped():
-                raise Refused("cancelled", "the export was called off")
-            yield from page
-
-    def _bounds(
-        self, where: str, values: tuple[Any, ...], column: str, since: int | None, until: int | None
-    ) -> tuple[int, int]:
-        """A contiguous run: from the first event not before `since` to the last one before `until`."""
-        low, high = self._connection.execute(
-            f"SELECT min({column}), max({column}) FROM journal WHERE {where}1",
-            values,  # noqa: S608  (constants)
-        ).fetchone()
-        if low is None:
-            return 1, 0
-        if since is not None:
-            found = self._connection.execute(
-                f"SELECT min({column}) FROM journal WHERE {where}at_ms >= ?",
-                (*values, since),  # noqa: S608
-            ).fetchone()[0]
-            low = high + 1 if found is None else found
-        if until is not None:
-            found = self._connection.execute(
-                f"SELECT max({column}) FROM journal WHERE {where}at_ms < ?",
-                (*values, until),  # noqa: S608
-            ).fetchone()[0]
-            high = low - 1 if found is None else found
-        return low, high
-
-    def _session_pages(self, num: int, low: int, high: int) -> Iterator[list[Row]]:
-        after = low - 1
-        while after < high:
-            page = [row for row in session_page(self._connection, num, after) if row.ss <= high]
-            if not page:
-                return
-            yield page
-            after = page[-1].ss
-
-    def _log_pages(self, low: int, high: int) -> Iterator[list[Row]]:
-        after = low - 1
-        while after < high:
-            page = [
-                Row(*values)
-                for values in self._connection.execute(
-                    f"SELECT {', '.join(ROW_COLUMNS)} FROM journal WHERE seq > ? AND seq <= ? "  # noqa: S608
-                    "ORDER BY seq LIMIT ?",
-                    (after, high, PAGE_ROWS),
-                )
-            ]
-            if not page:
-                return
-            yield page
-            after = page[-1].seq
 
     def _line(self, row: Row) -> bytes:
         self._boots.add(row.boot)

@@ -14,7 +14,8 @@ from loopd.core.redactor import Redactor
 from loopd.core.state import Session
 from loopd.store import anchors, past
 from loopd.store.anchors import Anchor, Signer
-from loopd.store.export import Wanted, build
+from loopd.store.export import build
+from loopd.store.extent import Wanted
 from loopd.store.keeping import Keeping
 from loopd.store.ledger import Ledger
 from loopd.store.request import Request
@@ -71,7 +72,9 @@ class Forensics(Keeping):
             suspended_since=suspended_since,
             evolve=evolve,
             keys=self.keys,
-            anchors=None if given is None else tuple(msgspec.convert(msgspec.to_builtins(a), Anchor) for a in given),
+            anchors=None
+            if given is None
+            else tuple(msgspec.convert(msgspec.to_builtins(a), Anchor) for a in given),
             progress=told,
         )
         try:

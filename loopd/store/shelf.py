@@ -19,7 +19,9 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
-from loopd.store.archive import Archive, importable, into_database, verify
+from loopd.store.archive import Archive
+from loopd.store.archive_base import importable, into_database
+from loopd.store.archive_check import verify
 from loopd.store.export import sha256_of
 from loopd.store.sqlite import SqliteStore
 from loopd_protocol.errors import Refused

@@ -19,7 +19,6 @@ from loopd.core.redactor import Redactor
 
 Value = str | int | bool | tuple[str, ...]
 INTERNAL, CLIENT = 1, 3
-ERROR = 2
 SESSIONS_KEPT = 10_000
 TEXT_MAX = 16_384
 """Characters of a message, of arguments or of a result in one attribute."""
@@ -346,65 +345,7 @@ class Spans:
         return self._hash("span", *parts)[:8]
 
 
-# -- OTLP as JSON --------------------------------------------------------------------------------
-
-
 def resource(log: str = "") -> dict[str, Value]:
     """Attributes of what the spans come from."""
     found: dict[str, Value] = {"service.name": "loopd", "service.version": __version__}
     return {**found, "service.instance.id": log} if log else found
-
-
-def document(spans: Iterable[Span], *, log: str = "") -> dict[str, Any]:
-    """An `ExportTraceServiceRequest` in the JSON encoding of OTLP."""
-    return {
-        "resourceSpans": [
-            {
-                "resource": {"attributes": _attributes(resource(log))},
-                "scopeSpans": [
-                    {
-                        "scope": {"name": "loopd", "version": __version__},
-                        "spans": [_as_json(span) for span in spans],
-                    }
-                ],
-            }
-        ]
-    }
-
-
-def _as_json(span: Span) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "traceId": span.trace.hex(),
-        "spanId": span.id.hex(),
-        "name": span.name,
-        "kind": span.kind,
-        "startTimeUnixNano": str(span.start_ms * 1_000_000),
-        "endTimeUnixNano": str(span.end_ms * 1_000_000),
-        "attributes": _attributes(span.attributes),
-        "events": [
-            {
-                "name": event.name,
-                "timeUnixNano": str(event.at_ms * 1_000_000),
-                "attributes": _attributes(event.attributes),
-            }
-            for event in span.events
-        ],
-        "status": {"code": ERROR, "message": span.error} if span.error else {},
-    }
-    if span.parent is not None:
-        made["parentSpanId"] = span.parent.hex()
-    return made
-
-
-def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in values.items() if value != ""]
-
-
-def _value(value: Value) -> dict[str, Any]:
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, tuple):
-        return {"arrayValue": {"values": [{"stringValue": each} for each in value]}}
-    return {"stringValue": value}

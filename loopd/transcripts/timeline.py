@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from html import escape
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from loopd.transcripts.style import HEAD
+from loopd.transcripts.timeline_story import RUNGS, Moment, Story, Turn, clock
 from loopd.transcripts.timeline_style import LEGEND, STYLE
 
 TURNS_MAX = 5_000
@@ -26,7 +24,6 @@ OPENED_MAX = 1_000
 TEXT_CHARS = 20_000
 WIDTH, LEFT, CELL = 1_100, 108, 18.0
 LANE, TOP, BAR = 20, 26, 14
-RUNGS = ("warn", "nudge", "text_only", "close", "terminate")
 _HIDDEN = {
     code: f"\\u{code:04x}"
     for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200B, 0x200E, 0x200F, 0xFEFF, 0x061C)
@@ -35,170 +32,18 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 _SHOWN = str.maketrans({**_HIDDEN, **_CONTROL})
 
 
-class Moment(NamedTuple):
-    """An event as it was stored."""
-
-    seq: int
-    session: int | str | None
-    ss: int
-    at_ms: int
-    kind: str
-    body: bytes
-
-
-class _Turn:
-    def __init__(self, n: int, trigger: str, seq: int, at_ms: int) -> None:
-        self.n, self.trigger, self.seq, self.at_ms = n, trigger, seq, at_ms
-        self.outcome, self.end_ms = "running", at_ms
-        self.input = self.output = 0
-        self.steps: list[dict[str, Any]] = []
-        self.said: list[dict[str, Any]] = []
-        self.findings: list[dict[str, Any]] = []
-        self.error = ""
-        self.partial = ""
-
-
-class _Hold(NamedTuple):
-    kind: str
-    begin: float
-    end: float
-    title: str
-
-
-class _Session:
-    """What a page shows of one session, gathered while its events pass."""
-
-    def __init__(self) -> None:
-        self.name, self.sid, self.driver = "", "", ""
-        self.turns: list[_Turn] = []
-        self.envelopes: dict[str, dict[str, Any]] = {}
-        self.standing: dict[str, tuple[float, dict[str, Any], int]] = {}
-        self.holds: list[_Hold] = []
-        self.rungs: list[tuple[float, int]] = []
-        self.findings: list[tuple[float, dict[str, Any], int, int]] = []
-        self.marks: list[tuple[float, str, str]] = []
-        self.status = "live"
-        self.first_ms = self.last_ms = 0
-        self.events = 0
-
-    @property
-    def place(self) -> float:
-        """Where something that happens now stands: in the running turn, or behind the last one."""
-        count = len(self.turns)
-        if self.turns and self.turns[-1].outcome == "running":
-            return count - 0.5
-        return float(count)
-
-    def see(self, moment: Moment) -> None:
-        """Follow one event."""
-        value: dict[str, Any] = msgspec.json.decode(moment.body)
-        self.events += 1
-        self.first_ms = self.first_ms or moment.at_ms
-        self.last_ms = max(self.last_ms, moment.at_ms)
-        turn = self.turns[-1] if self.turns else None
-        match moment.kind:
-            case "session.created":
-                self.name, self.sid = str(value.get("name") or ""), str(value.get("sid") or "")
-                driver = value.get("driver") or {}
-                self.driver = " ".join(str(driver[k]) for k in ("kind", "agent", "model") if driver.get(k))
-            case "session.forked":
-                self.marks.append(
-                    (0.0, "fork", f"forked from {value.get('parent')} after turn {value.get('n')}")
-                )
-            case "envelope.accepted":
-                self.envelopes[str(value.get("id"))] = value
-            case "turn.started":
-                began = _Turn(int(value["n"]), str(value.get("trigger")), moment.seq, moment.at_ms)
-                began.said = [
-                    self.envelopes.pop(e, {"source": "?", "text": e}) for e in value.get("envelopes") or ()
-                ]
-                if value.get("prompt"):
-                    began.said.append({"source": "continuation", "text": value["prompt"]})
-                self.turns.append(began)
-            case "turn.step" if turn is not None:
-                turn.steps.append(value)
-                usage = value.get("usage") or {}
-                turn.input += int(usage.get("input_tokens") or 0)
-                turn.output += int(usage.get("output_tokens") or 0)
-            case "turn.completed" | "turn.interrupted" if turn is not None:
-                turn.outcome = str(value.get("outcome") or "interrupted")
-                turn.end_ms = moment.at_ms
-                turn.error = str(
-                    value.get("error")
-                    or (value.get("cause") if moment.kind == "turn.interrupted" else "")
-                    or ""
-                )
-                turn.partial = str(value.get("partial") or "")
-            case "degeneration.detected":
-                self.findings.append((self.place, value, moment.seq, moment.at_ms))
-                if turn is not None:
-                    turn.findings.append(value)
-                if not value.get("shadow") and value.get("verdict") in RUNGS:
-                    self.rungs.append((self.place, RUNGS.index(str(value["verdict"])) + 1))
-            case "gate.changed":
-                self._gate(value, moment)
-            case "session.ended":
-                self.status = str(value.get("status"))
-                self.marks.append(
-                    (
-                        self.place,
-                        "end",
-                        f"{value.get('status')}: {value.get('stop_reason')}. {value.get('explanation') or ''}",
-                    )
-                )
-            case "session.resumed":
-                self.status = "live"
-                self.marks.append(
-                    (self.place, "resume", f"run {value.get('run')} begins, resumed by {value.get('by')}")
-                )
-            case _:
-                pass
-
-    def _gate(self, value: dict[str, Any], moment: Moment) -> None:
-        for kind in value.get("removed") or ():
-            begun = self.standing.pop(kind, None)
-            if begun is not None:
-                self._over(
-                    kind, begun, self.place, f"removed by {value.get('cause')}, {_clock(moment.at_ms)}"
-                )
-            if kind == "Degeneration":
-                self.rungs.append((self.place, 0))
-        added = value.get("added")
-        if added is not None:
-            kind = str(added.get("kind"))
-            place = self.standing[kind][0] if kind in self.standing else self.place
-            self.standing[kind] = place, added, moment.at_ms
-
-    def _over(self, kind: str, begun: tuple[float, dict[str, Any], int], end: float, how: str) -> None:
-        place, hold, at_ms = begun
-        title = f"{kind} by {hold.get('by')}: {hold.get('reason') or ''}\nset {_clock(at_ms)}, {how}"
-        self.holds.append(_Hold(kind, place, max(end, place + 0.12), title))
-
-    def finish(self) -> None:
-        """Holds that still stand reach to the end."""
-        for kind, begun in self.standing.items():
-            until = begun[1].get("until_ms")
-            self._over(
-                kind,
-                begun,
-                len(self.turns) + 0.4,
-                "stands" + (f" until {_clock(until)}" if until else " until lifted"),
-            )
-        self.standing = {}
-
-
 def page(moments: Iterable[Moment], manifest: Mapping[str, Any] | None = None) -> str:
     """The whole page, of one session or of several."""
-    sessions: dict[int | str, _Session] = {}
+    sessions: dict[int | str, Story] = {}
     for moment in moments:
         if moment.session is not None:
-            sessions.setdefault(moment.session, _Session()).see(moment)
+            sessions.setdefault(moment.session, Story()).see(moment)
     for session in sessions.values():
         session.finish()
     return "".join(_whole(list(sessions.values()), manifest or {}))
 
 
-def _whole(sessions: list[_Session], manifest: Mapping[str, Any]) -> Iterator[str]:
+def _whole(sessions: list[Story], manifest: Mapping[str, Any]) -> Iterator[str]:
     title = sessions[0].name if len(sessions) == 1 else f"{len(sessions)} sessions"
     yield HEAD.replace("<title>loopd inspect</title>", f"<title>{_text(title)} — loopd</title>").replace(
         "</style>", f"{STYLE}</style>"
@@ -226,7 +71,7 @@ def _origin(manifest: Mapping[str, Any]) -> str:
     return f"<p>{_text(' · '.join(part for part in parts if part))}</p>"
 
 
-def _section(session: _Session, number: int, opened: int) -> Generator[str, None, int]:
+def _section(session: Story, number: int, opened: int) -> Generator[str, None, int]:
     turns = session.turns
     yield f'<section id="s{number}"><h2>{_text(session.name or session.sid)} <span class="pill {_word(session.status)}">{_text(session.status)}</span></h2>\n'
     tokens = sum(turn.input + turn.output for turn in turns)
@@ -234,7 +79,7 @@ def _section(session: _Session, number: int, opened: int) -> Generator[str, None
     facts = (
         session.sid, session.driver, f"{len(turns):,} turns", f"{steps:,} steps",
         f"{tokens:,} tokens" if tokens else "", f"{len(session.findings):,} findings", f"{len(session.holds):,} holds",
-        f"{_clock(session.first_ms)} to {_clock(session.last_ms)} UTC",
+        f"{clock(session.first_ms)} to {clock(session.last_ms)} UTC",
     )  # fmt: skip
     yield f'<p class="facts">{_text(" · ".join(fact for fact in facts if fact))}</p>\n'
     if turns:
@@ -254,7 +99,7 @@ def _section(session: _Session, number: int, opened: int) -> Generator[str, None
     return opened
 
 
-def _picture(session: _Session, number: int) -> Iterator[str]:
+def _picture(session: Story, number: int) -> Iterator[str]:
     turns = session.turns[:TURNS_MAX]
     wide = max(2.0, min(CELL, WIDTH / (len(turns) + 1)))
     kinds = list(dict.fromkeys(hold.kind for hold in session.holds))
@@ -272,7 +117,7 @@ def _picture(session: _Session, number: int) -> Iterator[str]:
     names += [(kind, holds_y + LANE * row + 13) for row, kind in enumerate(kinds)]
     yield "".join(f'<text class="label" x="0" y="{y}">{_text(name)}</text>' for name, y in names)
     for place, turn in enumerate(turns):
-        said = f"turn {turn.n}, begun by {turn.trigger}: {turn.outcome}\n{len(turn.steps)} steps, {turn.input + turn.output:,} tokens\n{_clock(turn.at_ms)}"
+        said = f"turn {turn.n}, begun by {turn.trigger}: {turn.outcome}\n{len(turn.steps)} steps, {turn.input + turn.output:,} tokens\n{clock(turn.at_ms)}"
         title = f"<title>{_text(said)}</title>"
         inner = wide * 0.86
         link = f'<a href="#s{number}t{turn.n}">'
@@ -300,7 +145,7 @@ def _picture(session: _Session, number: int) -> Iterator[str]:
         )
     every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000) if n * wide >= 90), 5_000)
     for place in range(0, len(turns), every):
-        yield f'<text class="axis start" x="{x(place):.1f}" y="{height - 6}">{turns[place].n} · {_clock(turns[place].at_ms)[11:19]}</text>'
+        yield f'<text class="axis start" x="{x(place):.1f}" y="{height - 6}">{turns[place].n} · {clock(turns[place].at_ms)[11:19]}</text>'
     yield "</svg>"
 
 
@@ -310,7 +155,7 @@ def _rung(top: int, rung: int) -> int:
 
 def _finding_mark(x: float, y: int, value: dict[str, Any], seq: int, at_ms: int) -> str:
     lines = [
-        f"seq {seq}, {_clock(at_ms)}: {value.get('rule')} → {value.get('verdict')}",
+        f"seq {seq}, {clock(at_ms)}: {value.get('rule')} → {value.get('verdict')}",
         *map(str, value.get("evidence") or ()),
     ]
     title = f"<title>{_text(chr(10).join(lines))}</title>"
@@ -319,7 +164,7 @@ def _finding_mark(x: float, y: int, value: dict[str, Any], seq: int, at_ms: int)
     return f'<circle class="soft" cx="{x:.1f}" cy="{y}" r="4.5">{title}</circle>'
 
 
-def _findings(session: _Session) -> Iterator[str]:
+def _findings(session: Story) -> Iterator[str]:
     if not session.findings:
         return
     yield '<div class="scroll"><table class="findings"><thead><tr>'
@@ -330,7 +175,7 @@ def _findings(session: _Session) -> Iterator[str]:
         evidence = "".join(f"<li>{_text(str(each))}</li>" for each in value.get("evidence") or ())
         shadow = " (shadow)" if value.get("shadow") else ""
         yield (
-            f'<tr><td class="n">{seq:,}</td><td class="n">{_clock(at_ms)[11:]}</td><td>{_text(str(value.get("rule")))}</td>'
+            f'<tr><td class="n">{seq:,}</td><td class="n">{clock(at_ms)[11:]}</td><td>{_text(str(value.get("rule")))}</td>'
             f'<td><span class="dot {level}"></span>{level}</td><td>{_text(str(value.get("verdict")))}{shadow}</td>'
             f'<td class="n">{value.get("score")} of {value.get("threshold")} {_text(str(value.get("unit") or "turns"))}</td>'
             f"<td><ul>{evidence}</ul></td></tr>\n"
@@ -340,7 +185,7 @@ def _findings(session: _Session) -> Iterator[str]:
         yield f'<p class="note">{len(session.findings) - 200:,} more findings.</p>\n'
 
 
-def _turn(turn: _Turn, number: int) -> Iterator[str]:
+def _turn(turn: Turn, number: int) -> Iterator[str]:
     tokens = turn.input + turn.output
     facts = [
         f"{len(turn.steps)} step{'' if len(turn.steps) == 1 else 's'}",
@@ -350,7 +195,7 @@ def _turn(turn: _Turn, number: int) -> Iterator[str]:
     yield (
         f'<details class="turn" id="s{number}t{turn.n}"><summary><span class="chip t-{_word(turn.trigger)}"></span>turn {turn.n} '
         f'<b>{_text(turn.trigger)}</b> <span class="chip o-{_word(turn.outcome)}"></span>{_text(turn.outcome)} '
-        f'<span class="dim">{_text(" · ".join(fact for fact in facts if fact))} · {_clock(turn.at_ms)} · seq {turn.seq:,}</span></summary>\n'
+        f'<span class="dim">{_text(" · ".join(fact for fact in facts if fact))} · {clock(turn.at_ms)} · seq {turn.seq:,}</span></summary>\n'
     )
     for said in turn.said:
         yield f'<div class="said"><b>{_text(str(said.get("source")))}</b>{_block(str(said.get("text") or ""))}</div>\n'
@@ -391,13 +236,6 @@ def _word(text: str) -> str:
     return (
         "".join(char for char in text if char.isascii() and (char.isalnum() or char in "_-"))[:40] or "none"
     )
-
-
-def _clock(at_ms: Any) -> str:
-    try:
-        return datetime.fromtimestamp(int(at_ms) / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError, TypeError):
-        return str(at_ms)
 
 
 def _compact(value: Any) -> str:

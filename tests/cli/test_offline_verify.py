@@ -175,14 +175,15 @@ def test_tampering_is_found_without_a_daemon(estate: Estate, what: str) -> None:
     assert check in checks(said), said.json["findings"]
 
 
-def test_a_forged_row_keeps_the_daemon_from_starting(estate: Estate) -> None:
+def test_a_daemon_on_a_forged_row_only_reads(estate: Estate) -> None:
     folder = estate.copy("boot")
     tamper(folder, TAMPERED["a body"][0])
-    daemon = Daemon(folder)
+    daemon = Daemon(folder).start()
     try:
-        with pytest.raises(DaemonDied) as died:
-            daemon.start()
-        assert "does not match its hash" in died.value.err
+        status = daemon.call("daemon.status")
+        assert (status["ready"], "corrupt" in status["reasons"]) == (False, True)
+        assert daemon.refusal("daemon.freeze").code == "corrupt"
+        assert daemon.ctl("verify", code=1)["ok"] is False
     finally:
         daemon.close()
 
@@ -193,7 +194,10 @@ def test_a_missing_end_is_found_with_the_head_of_an_earlier_proof(estate: Estate
     assert run("verify", "--data", str(estate.data), "--anchor", anchor).code == 0
     folder = estate.copy("end")
     tamper(folder, sql("DELETE FROM journal WHERE seq = (SELECT max(seq) FROM journal)"))
-    assert run("verify", "--data", str(folder)).code == 0, "the chain alone cannot know; the pages say so"
+    found = run("verify", "--data", str(folder), "-o", "json")
+    assert (found.code, checks(found)) == (1, {"anchor"}), "the daemon anchors its head when it stops"
+    tamper(folder, sql("DELETE FROM anchor"))
+    assert run("verify", "--data", str(folder)).code == 0, "without anchors the chain cannot know; the pages say so"
     said = run("verify", "--data", str(folder), "--anchor", anchor, "-o", "json")
     assert (said.code, said.json["ok"], checks(said)) == (1, False, {"anchor"})
     said = run(
