@@ -41,7 +41,6 @@ from loopd_protocol.frames import (
     Hello,
     Ok,
     Ping,
-    ServerFrame,
     Snap,
     Sub,
     Subd,
@@ -268,7 +267,10 @@ class Connection(asyncio.Protocol):
                 raise
             frame_id = getattr(frame, "id", None)
             if not self._open and not isinstance(frame, Hello | Ping):
-                raise Refused("unauthenticated", f"the first frame was {_name(frame)!r}; expected 'hello'")
+                raise Refused(
+                    "unauthenticated",
+                    f"the first frame was {frame.__struct_config__.tag!r}; expected 'hello'",
+                )
             if isinstance(frame, Cmd):
                 self._command(frame)
             else:
@@ -398,7 +400,3 @@ class Connection(asyncio.Protocol):
         self.subs.clear()
         self._flush()
         self._transport.close()
-
-
-def _name(frame: ServerFrame | ClientFrame) -> str:
-    return str(frame.__struct_config__.tag)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-from msgspec import inspect as types
 
 import loopd
+from loopd.server.http.field_schemas import Document, about, moved, parameter, place_schema, schemas
 from loopd.server.http.problems import PROBLEM_TYPE, STATUSES, Problem
 from loopd.server.http.routes import ResourceRoute, query_fields, resource_routes
 from loopd_protocol import schema
@@ -17,7 +16,6 @@ from loopd_protocol.commands import COMMAND_TYPES, MUTATING
 from loopd_protocol.errors import ERRORS
 from loopd_protocol.frames import CLIENT_FRAMES, SERVER_FRAMES
 
-Document = dict[str, Any]
 _REF = "#/components/schemas/"
 _ANSWER: Document = {
     "type": "object",
@@ -101,7 +99,7 @@ def openapi() -> Document:
         },
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": _schemas([*COMMAND_TYPES.values(), SERVER_FRAMES["welcome"], Problem], _REF)
+            "schemas": schemas([*COMMAND_TYPES.values(), SERVER_FRAMES["welcome"], Problem], _REF)
             | {"Answer": _ANSWER},
             "responses": _problem_responses(),
             "securitySchemes": {
@@ -117,7 +115,7 @@ def asyncapi() -> Document:
     """AsyncAPI 3 of the frames on `/v1/ws` and of the events on `/v1/events`."""
     ref = "#/components/schemas/"
     built = schema.build()
-    schemas = _moved(built["$defs"], ref)
+    schemas = moved(built["$defs"], ref)
     client = {f"client.{tag}": cls.__name__ for tag, cls in CLIENT_FRAMES.items()}
     server = {f"server.{tag}": cls.__name__ for tag, cls in SERVER_FRAMES.items()}
     messages = {
@@ -184,13 +182,13 @@ def asyncapi() -> Document:
 def _operation(route: ResourceRoute) -> Document:
     fields = query_fields(route.cls)
     parameters: list[Document] = [
-        {"name": name, "in": "path", "required": True, "schema": _place_schema(fields[name].type)}
+        {"name": name, "in": "path", "required": True, "schema": place_schema(fields[name].type)}
         for name in route.in_path
     ]
     operation: Document = {
         "operationId": route.command,
         "summary": (route.cls.__doc__ or route.command).strip().partition("\n")[0],
-        "description": _about(route.cls, route.scope),
+        "description": about(route.cls, route.scope),
         "tags": [route.command.partition(".")[0]],
         "x-scope": route.scope,
         "parameters": parameters,
@@ -199,9 +197,9 @@ def _operation(route: ResourceRoute) -> Document:
     if route.by_query:
         for name, field in fields.items():
             if name not in route.in_path:
-                parameters.append(_parameter(name, field.kind, field.type, required=field.required))
+                parameters.append(parameter(name, field.kind, field.type, required=field.required))
     else:
-        inner = _schemas([route.cls], _REF)[route.cls.__name__]
+        inner = schemas([route.cls], _REF)[route.cls.__name__]
         left = {
             name: value
             for name, value in inner["properties"].items()
@@ -339,78 +337,3 @@ _CONDITIONS: list[Document] = [
         )
     ),
 ]
-
-
-# -- schemas --------------------------------------------------------------------------------------
-
-
-def _schemas(classes: list[type], ref: str) -> Document:
-    _, components = msgspec.json.schema_components(classes, ref_template=f"{ref}{{name}}")
-    return _plainly(schema.portable(components))
-
-
-def _moved(definitions: Document, ref: str) -> Document:
-    text = msgspec.json.encode(definitions).replace(b"#/$defs/", ref.encode())
-    moved: Document = msgspec.json.decode(text)
-    return moved
-
-
-def _plainly(node: Any) -> Document:
-    """Tuples among the defaults become arrays."""
-    plain: Document = msgspec.json.decode(msgspec.json.encode(node))
-    return plain
-
-
-def _schema_of(kind: types.Type) -> Document:
-    """The schema of a field's type, as far as paths and queries need it."""
-    made: Document = {}
-    match kind:
-        case types.Metadata(type=inner):
-            return _schema_of(inner)
-        case types.UnionType(types=members):
-            rest = [member for member in members if not isinstance(member, types.NoneType)]
-            return _schema_of(rest[0]) if len(rest) == 1 else {}
-        case types.StrType(min_length=low, max_length=high, pattern=pattern):
-            made = {"type": "string", "minLength": low, "maxLength": high}
-            made["pattern"] = None if pattern is None else pattern.replace("\\Z", "$")
-        case types.IntType(ge=least, le=most):
-            made = {"type": "integer", "minimum": least, "maximum": most}
-        case types.BoolType():
-            made = {"type": "boolean"}
-        case types.LiteralType(values=values):
-            made = {"type": "string", "enum": list(values)}
-        case (
-            types.VarTupleType(item_type=item, max_length=high)
-            | types.ListType(item_type=item, max_length=high)
-        ):
-            made = {"type": "array", "items": _schema_of(item), "maxItems": high}
-        case types.DictType():
-            made = {
-                "type": "array",
-                "items": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}=[^\\x00]{0,128}$"},
-                "maxItems": 32,
-            }
-    return {name: value for name, value in made.items() if value is not None}
-
-
-def _place_schema(kind: types.Type) -> Document:
-    made = _schema_of(kind)
-    if made.get("type") == "string" and "pattern" not in made:
-        made["pattern"] = "^[^/]+$"  # a place is one segment of the path
-    return made
-
-
-def _parameter(name: str, kind: str, of: types.Type, *, required: bool) -> Document:
-    made: Document = {"name": name, "in": "query", "schema": _schema_of(of)}
-    if required:
-        made["required"] = True
-    if kind == "labels":
-        made["description"] = "`NAME=VALUE`; sessions that have all of them."
-    if kind == "json":
-        made = {"name": name, "in": "query", "content": {"application/json": {"schema": {}}}}
-    return made
-
-
-def _about(cls: type, scope: str) -> str:
-    text = " ".join(line.strip() for line in (cls.__doc__ or "").strip().splitlines()).strip()
-    return f"{text}\n\nNeeds scope `{scope}`."
