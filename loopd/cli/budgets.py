@@ -165,6 +165,8 @@ def _table(run: Run, answer: dict[str, Any]) -> None:
         )
     else:
         console.line("no limits")
+    if answer.get("more"):
+        console.line("there are more sessions than are looked at here; ask for one, or for a label")
     for model, tokens in (answer.get("unpriced") or {}).items():
         console.line(
             safe(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STDIN_MAX_CHARS = 1_000_000
 COMING = {
     "turn_end": "when the turn ends",
+    "approval": "denied, if nobody answers",
     "continuation": "a continuation",
     "hold_ends": "a hold ends",
     "cron": "a cron job",

@@ -25,6 +25,8 @@ from loopd_protocol.policy_events import BudgetChanged
 
 WHICH_CHARS = 200
 LISTED_MAX = 1_000
+LOOKED_MAX = 10_000
+"""Live sessions whose own limits are listed together, those that ran last first."""
 
 Result = dict[str, Any]
 
@@ -77,7 +79,9 @@ class PolicyDesk:
         budgets = [
             purse_view(p) for each in router.treasury.labels() for p in router.treasury.of_label(each, now)
         ]
-        limited = [row.sid for row in router.rows.values() if row.status == "live"]
+        live = [row for row in router.rows.values() if row.status == "live"]
+        live.sort(key=lambda row: -row.last_turn_ms)
+        limited = [row.sid for row in live[:LOOKED_MAX]]
         unpriced: dict[str, int] = {}
         for start in range(0, len(limited), LISTED_MAX):
             for session in (await router.states_of(limited[start : start + LISTED_MAX])).values():
@@ -90,7 +94,12 @@ class PolicyDesk:
                         for purse in own
                         if purse.scope == "session"
                     ]
-        return {"budgets": budgets, "unpriced": unpriced, "currency": router.prices.currency}
+        return {
+            "budgets": budgets,
+            "unpriced": unpriced,
+            "currency": router.prices.currency,
+            "more": len(live) > LOOKED_MAX,
+        }
 
     async def share(self, session: Session, command: pc.BudgetSet) -> None:
         """A limit of a session was set: count what its children have spent of it already."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loopd.core import continuation, reconfigure
+from loopd.core import approvals, continuation, reconfigure
 from loopd.core.inputs import House
 from loopd.core.rules import rungs
 from loopd.core.session import next_deadline
@@ -184,8 +184,11 @@ def why_view(session: Session, closed_by: str | None) -> dict[str, Any]:
     held = [w for w in session.inbox if SOURCE_POLICIES[w.source].starts_turn]
     deadline = next_deadline(session, house)
     resumes = continuation.due(session, house)
-    if session.turn is not None:
-        upcoming: dict[str, Any] | None = {"what": "turn_end", "at_ms": None}
+    asked = approvals.next_due(session)
+    if asked is not None:
+        upcoming: dict[str, Any] | None = {"what": "approval", "at_ms": asked}
+    elif session.turn is not None:
+        upcoming = {"what": "turn_end", "at_ms": None}
     elif deadline is None:
         upcoming = None
     elif resumes is not None and resumes == deadline:
