@@ -374,8 +374,6 @@ class Connection(asyncio.Protocol):
     def _refuse(self, frame_id: str | None, refused: Refused) -> None:
         self.say(refusal(frame_id, refused))
 
-    # -- ends ---------------------------------------------------------------------------------
-
     def _no_hello(self) -> None:
         self._hello_timer = None
         limit = self._house.limits.hello_s
