@@ -92,4 +92,5 @@ def main() -> None:
                 pass
 
 
-main()
+if __name__ == "__main__":
+    main()

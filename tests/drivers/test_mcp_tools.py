@@ -219,6 +219,7 @@ async def test_without_the_package_the_refusal_says_what_to_install(monkeypatch:
         McpTools("ses_x", (demo(),), None, None)
 
 
+@pytest.mark.long
 async def test_a_server_behind_http_is_called_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is the SDK's own, in a process; it is asked over a real socket."""
     monkeypatch.setenv("WIKI_TOKEN", "t-1")
