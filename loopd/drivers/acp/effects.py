@@ -14,6 +14,7 @@ from loopd.drivers.acp.kinds import AgentKind
 from loopd.drivers.host import TurnHost
 from loopd_protocol.errors import Refused
 
+GIVE_UP_S = 10.0
 CANCELLED: dict[str, Any] = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -29,6 +30,7 @@ class Effects:
         self._host = host
         self._kind = kind
         self._asking: dict[Any, anyio.CancelScope] = {}
+        self._answered = anyio.Event()
 
     @property
     def asking(self) -> bool:
@@ -45,7 +47,7 @@ class Effects:
             return
         call.effect = "intended"
         try:
-            await self._host.intent(call.record(self._kind))
+            await self._intend(call)
         except Refused as refusal:
             call.effect, call.denied = "refused", f"denied: {refusal.message}"
             raise
@@ -60,7 +62,8 @@ class Effects:
             await self._host.outcome(record, outcome or ("ok" if record.ok else "error"))
 
     async def end_all(self, calls: Iterable[Call], outcome: str) -> None:
-        """Record the end of tools of which none was told."""
+        """Record the end of tools of which none was told; nobody is asked about any of them any more."""
+        await self.give_up()
         for call in calls:
             await self.end(call, outcome)
 
@@ -85,34 +88,54 @@ class Effects:
         allow: bool,  # noqa: FBT001
         scope: anyio.CancelScope,
     ) -> None:
-        with scope:
-            if allow and call is not None:
-                allow = await self._permitted(call)
-            option = option_for(asked.params.get("options"), allow=allow)
-            chosen = {"outcome": {"outcome": "selected", "optionId": option}}
-            connection.answer(asked.id, CANCELLED if option is None else chosen)
-        if scope.cancelled_caught:
-            connection.answer(asked.id, CANCELLED)
-        self._asking.pop(asked.id, None)
+        outcome = CANCELLED
+        try:
+            with scope:
+                if allow and call is not None:
+                    allow = await self._permitted(call)
+                option = option_for(asked.params.get("options"), allow=allow)
+                if option is not None:
+                    outcome = {"outcome": {"outcome": "selected", "optionId": option}}
+        finally:
+            connection.answer(asked.id, outcome)
+            self._asking.pop(asked.id, None)
+            self._answered.set()
 
     async def _permitted(self, call: Call) -> bool:
+        """Whether the tool may run; asked once, also when the agent asks twice at the same time."""
+        if call.effect == "asking":
+            await call.decided.wait()
+        if call.effect or call.denied:
+            return not call.denied
+        call.effect, after = "asking", ""
         try:
-            if call.effect:
-                return True
             if call.tool_class in PURE:
                 await self._host.permit(call.record(self._kind))
             else:
-                await self._host.intent(call.record(self._kind))
-                call.effect = "intended"
+                await self._intend(call)
+                after = "intended"
         except Refused as refusal:
             call.denied = f"denied: {refusal.message}"
-            return False
-        return True
+        finally:
+            call.effect = after
+            call.decided.set()
+        return not call.denied
 
-    def give_up(self) -> None:
-        """Nobody waits for an answer any more."""
+    async def _intend(self, call: Call) -> None:
+        """Ask, which may take hours and may be given up; then make the intent durable, which may not."""
+        record = call.record(self._kind)
+        await self._host.permit(record)
+        with anyio.CancelScope(shield=True):
+            await self._host.intent(record)
+
+    async def give_up(self) -> None:
+        """Nobody waits for an answer any more; returns when nothing of the questions is under way."""
         for scope in list(self._asking.values()):
             scope.cancel()
+        with anyio.move_on_after(GIVE_UP_S, shield=True):  # a write to the journal may be under way
+            while self._asking:
+                self._answered = anyio.Event()
+                await self._answered.wait()
 
 
 def option_for(options: Any, *, allow: bool) -> str | None:

@@ -370,7 +370,7 @@ class HostedTurn:
         """
         agent, number = self._agent, self._prompt
         self._prompt = None
-        self._effects.give_up()
+        await self._effects.give_up()
         if agent is None or number is None:
             return
         connection, self._strayed = agent.connection, False
