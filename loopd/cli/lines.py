@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loopd.cli import event_words
 from loopd.cli.console import safe
 from loopd.cli.instants import span, stamp, until
 from loopd.cli.standing import hold_words
@@ -292,5 +293,6 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "daemon.frozen": _daemon,
     "daemon.unfrozen": _daemon,
     "command.denied": _denied,
+    **event_words.WORDS,
 }
 """Kind → words. A kind that is not here, also one of a newer daemon, is shown as JSON."""
