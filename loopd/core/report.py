@@ -17,6 +17,7 @@ from loopd.core.state import Session
 from loopd.core.stops.counting import ceiling
 from loopd.core.stops.limits import limits_of
 from loopd_protocol import events as ev
+from loopd_protocol import policy_events as pe
 
 KINDS = (
     "session.created",
@@ -30,6 +31,11 @@ KINDS = (
     "turn.completed",
     "turn.interrupted",
     "issue.written",
+    "approval.answered",
+    "approval.expired",
+    "effect.denied",
+    "budget.exhausted",
+    "config.changed",
 )
 """Events that a report is made of, besides the state."""
 
@@ -277,6 +283,16 @@ def _what(event: ev.Event) -> str:
             return f"phase {event.proposed} refused: {event.edge} {event.count} times, limit {event.limit}"
         case ev.TurnInterrupted():
             return f"turn {event.n} interrupted: {event.cause}"
+        case pe.ApprovalAnswered():
+            return f"approval {event.id}: {event.answer} by {event.by} {event.reason}".rstrip()
+        case pe.ApprovalExpired():
+            return f"approval {event.id} denied: {event.cause}"
+        case pe.EffectDenied():
+            return f"{event.tool} denied by {event.rule}: {event.excerpt}"
+        case pe.BudgetExhausted():
+            return f"budget spent: {event.which}, {event.used} of {event.limit}"
+        case pe.ConfigChanged():
+            return f"settings changed by {event.by}: {', '.join(event.changed) or 'policy'}"
         case ev.IssueWritten():
             return f"issue {event.id} written"
         case _:

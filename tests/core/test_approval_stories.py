@@ -17,6 +17,8 @@ from loopd.core.inputs import (
 )
 from loopd.core.policy import judge
 from loopd.core.policy_inputs import ApprovalGiven, PermitAsked, Settle
+from loopd.core.report import KINDS, Happened, run_report
+from loopd.core.settings import settings_for
 from loopd_protocol import events as ev
 from loopd_protocol import policy_events as pe
 from loopd_protocol.errors import Refused
@@ -248,3 +250,18 @@ def test_policy_does_not_stand_in_the_way_of_what_it_allows() -> None:
     made.apply(EffectIntended(n=n, call="c1", tool="shell", args_sha256="x", tool_class="exec"))
     made.apply(EffectEnded(n=n, call="c1", outcome="ok"))
     assert made.of(pe.ApprovalRequested, pe.EffectDenied) == []
+
+
+def test_the_report_of_a_run_tells_who_decided_and_what_was_denied() -> None:
+    made = world()
+    permit(made, "git push origin")
+    answer(made, permit(made).asked or "", "deny", reason="use make -n")
+    happened = [
+        Happened(ss=ss, at_ms=at, event=ev.decode(body))
+        for ss, at, body in made.events
+        if ev.decode(body).kind in KINDS
+    ]
+    settings = settings_for(made.session.preset, made.session.overrides)
+    told = [entry.what for entry in run_report(made.session, settings, happened, {}, made.now).timeline]
+    assert "shell denied by deny command='git push *': git push origin" in told
+    assert any(what.endswith("deny by uid:1 use make -n") for what in told)
