@@ -46,7 +46,7 @@ README = """\
 This is an export of a loopd journal. `loopctl verify FILE.zip` checks it without a daemon and without a network:
 the hash chains, the digests of all files, the signature of the manifest, and what must be true of the events.
 `loopctl import FILE.zip` makes its sessions readable in another daemon; they never run there.
-Format: docs/reference/export-format.md of loopd.
+Format: docs/howto/export-for-an-auditor.md of loopd.
 """
 
 
