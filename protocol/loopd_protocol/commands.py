@@ -187,7 +187,6 @@ class AcpSpec(
     tag_field="kind",
     tag="acp",
     forbid_unknown_fields=True,
-    omit_defaults=True,
 ):
     """Hosts an agent that speaks the Agent Client Protocol on standard input and output.
 
@@ -220,7 +219,7 @@ class AcpSpec(
     context_tokens: Annotated[int, Meta(ge=256, le=100_000_000)] | None = None
     mode: Label | None = None
     system: Text = ""
-    context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 200_000
+    context_bytes: Annotated[int, Meta(ge=1_024, le=100_000_000)] = 50_000
     silence_s: Annotated[int, Meta(ge=1, le=86_400)] | None = None
     proxy: bool | None = None
 

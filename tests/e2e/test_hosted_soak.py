@@ -69,7 +69,8 @@ def test_twenty_hosted_agents_run_flat_with_crons_and_suspensions_and_lose_nothi
     assert soon(lambda: not marked("LOOPD_BOOT=*", f"LOOPD_SESSION={agents[0].sid}"), within_s=30)
     assert soon(lambda: not [pid for agent in agents for pid in agent.processes()], within_s=60)
     assert soon(lambda: not _zombies(daemon.pid), within_s=120)
-    daemon.verified()
+    proof = daemon.client(timeout_s=900).call({"t": "verify"})
+    assert proof["ok"] is True, proof
     Journal(daemon.data / "journal.sqlite").check()
 
 
