@@ -65,7 +65,9 @@ def unknown(body: Body) -> str:
     """The words for a kind that has none: its body as JSON."""
     import json
 
-    return json.dumps({name: value for name, value in body.items() if name not in {"k", "given"}})[:TEXT_CHARS]
+    return json.dumps({name: value for name, value in body.items() if name not in {"k", "given"}})[
+        :TEXT_CHARS
+    ]
 
 
 def _created(body: Body) -> str:
