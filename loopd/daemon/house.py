@@ -318,7 +318,7 @@ class Daemon:
             boot=self.boot,
             pid=os.getpid(),
             epoch=store.epoch,
-            recovered=router.recovered,
+            recovered=router.boot.recovered,
             clean=router.boot.clean,
         )
 

@@ -41,7 +41,7 @@ def status(house: Daemon) -> dict[str, Any]:
             "closed": sum(1 for row in live if row.holds),
         },
         "holds": holds,
-        "recovered": house.router.recovered,
+        "recovered": house.router.boot.recovered,
         "tasks": len(asyncio.all_tasks()),
         "socket": os.path.abspath(house.socket),
         "http": house.http,

@@ -108,11 +108,6 @@ class Router:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
-    def recovered(self) -> int:
-        """Sessions that the last daemon died in."""
-        return self.boot.recovered
-
-    @property
     def scheduled_from_ms(self) -> int:
         """Cron and wake-ups wait until then."""
         return self.boot.scheduled_from_ms
@@ -164,16 +159,13 @@ class Router:
 
     async def run(self) -> None:
         """Carry out deadlines, for ever."""
-        await self.timers.run(self._fire)
+        await self.timers.run(lambda due: self.feed(due, Ticked()))
 
     async def aclose(self) -> None:
         """Release all drivers, all at the same time: a hosted agent takes a moment to end."""
         async with anyio.create_task_group() as ending:
             for loop in list(self._loaded.values()):
                 ending.start_soon(loop.aclose)
-
-    async def _fire(self, due: list[str]) -> None:
-        await self.feed(due, Ticked())
 
     async def feed(
         self, sids: Sequence[str], given: Ticked | Reconsidered | HoldRequested | HoldReleased
@@ -328,7 +320,7 @@ class Router:
                 loop.durable, closed_by=self.closed_by, scheduled_from_ms=self.scheduled_from_ms
             )
         self.directory.follow(row)
-        self._rearm(loop.session.sid)
+        self.timers.arm(row.sid, row.deadline_ms)
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
         """See `office.Office`."""
@@ -365,10 +357,6 @@ class Router:
         """The committed state of a session that is loaded."""
         loop = self._loaded.get(sid)
         return None if loop is None else loop.durable
-
-    def _rearm(self, sid: str) -> None:
-        if sid in self.rows:
-            self.timers.arm(sid, self.rows[sid].deadline_ms)
 
     # -- the whole house ----------------------------------------------------------------------
 

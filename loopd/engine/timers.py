@@ -77,7 +77,7 @@ class Timers:
         """Monotonic time since the loop last looked at the heap; the watchdog asks."""
         return self._clock.monotonic_ms() - self._advanced_ms
 
-    async def run(self, fire: Callable[[list[str]], Awaitable[None]]) -> None:
+    async def run(self, fire: Callable[[list[str]], Awaitable[object]]) -> None:
         """Call `fire` with the keys that are due, for ever. Cancel the task to stop."""
         while True:
             self._advanced_ms = self._clock.monotonic_ms()

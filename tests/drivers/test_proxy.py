@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.drivers.model import Limits
-from loopd.drivers.proxy import relay
+from loopd.drivers.proxy import bodies
 from loopd.drivers.proxy.door import APIS, Upstream
 from loopd.drivers.proxy.passage import OpenPassage
 from loopd.drivers.proxy.server import ModelProxy
@@ -361,7 +361,7 @@ async def test_another_host_name_is_refused() -> None:
 
 
 async def test_a_huge_body_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "BODY_BYTES", 100_000)
+    monkeypatch.setattr(bodies, "BODY_BYTES", 100_000)
     async with stage() as s:
         answered = await s.post("messages", b"x" * 200_000)
         assert answered.status_code == 413

@@ -324,7 +324,7 @@ async def test_a_turn_that_ran_when_the_daemon_died_is_interrupted_once_and_what
         waiting = await on.send(sid, "two")
         async with await restarted(on) as again:
             await again.settle()
-            assert again.router.recovered == 1
+            assert again.router.boot.recovered == 1
             (cut,) = await again.decoded(sid, ev.TurnInterrupted)
             assert (cut.cause, cut.boot) == ("crash", again.store.boots)
             assert [list(e.envelopes) for e in await again.decoded(sid, ev.TurnStarted)][1:] == [
@@ -335,7 +335,7 @@ async def test_a_turn_that_ran_when_the_daemon_died_is_interrupted_once_and_what
             assert texts[-1] == "two"
             assert sum("interrupted (crash)" in text for text in texts) == 1
             async with await restarted(again) as third:
-                assert third.router.recovered == 0
+                assert third.router.boot.recovered == 0
         gate.open()
 
 

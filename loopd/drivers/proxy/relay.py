@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import msgspec
 
 from loopd.drivers.model import Limits
+from loopd.drivers.proxy import bodies
+from loopd.drivers.proxy.bodies import Gone, Head, Receive, Send, TooLarge, answer, read_body
 from loopd.drivers.proxy.door import Witness
 from loopd.drivers.proxy.passage import OpenPassage
 from loopd.drivers.proxy.stops import error_body, stop_body
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loopd.drivers")
 
-BODY_BYTES = 64 * 1024 * 1024
-"""Largest request that is read, and largest body that is kept."""
 ASIDE_S = 30.0
 PATIENT_S = 5.0
 """An agent that goes on asking after a stop waits longer each time, up to this."""
@@ -52,18 +52,6 @@ _HOP = frozenset(
 _KEYS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 _NOT_UP = _HOP | _KEYS | {"cookie", "accept-encoding", "origin", "referer", "forwarded"}
 _NOT_DOWN = frozenset(name.encode() for name in _HOP - {"content-length"} | {"set-cookie", "date", "server"})
-
-Head = list[tuple[bytes, bytes]]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-class TooLarge(Exception):
-    """The request is larger than what is read."""
-
-
-class Gone(Exception):
-    """The agent went away."""
 
 
 class Arrival(NamedTuple):
@@ -170,7 +158,7 @@ class Relay:
         try:
             body = await read_body(arrival.receive)
         except TooLarge:
-            message = f"the request has more than {BODY_BYTES} bytes"
+            message = f"the request has more than {bodies.BODY_BYTES} bytes"
             await answer(arrival.send, 413, error_body(api, "request_too_large", message))
             return
         asked = _asked(body)
@@ -212,7 +200,7 @@ class Relay:
             with anyio.fail_after(ASIDE_S):
                 response = await passage.client.request(arrival.method, url, content=body, headers=up)
         except TooLarge:
-            message = f"the request has more than {BODY_BYTES} bytes"
+            message = f"the request has more than {bodies.BODY_BYTES} bytes"
             await answer(arrival.send, 413, error_body("", "request_too_large", message))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             message = f"the model endpoint did not answer: {type(error).__name__}"
@@ -296,7 +284,7 @@ class Relay:
 
     async def _pass_back(self, exchange: Exchange, response: httpx.Response, send: Send) -> None:
         told = {name.lower(): value for name, value in response.headers.items()}
-        exchange.tally = tally = Tally(exchange.api, response.status_code, told, BODY_BYTES)
+        exchange.tally = tally = Tally(exchange.api, response.status_code, told, bodies.BODY_BYTES)
         exchange.status = response.status_code
         down = [(name, value) for name, value in response.headers.raw if name.lower() not in _NOT_DOWN]
         await send({"type": "http.response.start", "status": response.status_code, "headers": down})
@@ -353,34 +341,6 @@ async def _sent(passage: OpenPassage, exchange: Exchange, url: str, headers: Hea
 
 class Broken(Exception):
     """The answer broke off; the agent's connection has to as well."""
-
-
-async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request.
-
-    Raises:
-        TooLarge: it is larger than `BODY_BYTES`.
-        Gone: the agent hung up before its end.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > BODY_BYTES:
-            raise TooLarge
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def answer(send: Send, status: int, body: bytes, *, media: str = "application/json") -> None:
-    """Send a whole answer."""
-    headers = [(b"content-type", media.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _asked(body: bytes) -> _Asked:

@@ -19,9 +19,10 @@ import anyio
 import anyio.abc
 
 from loopd.drivers.model import Limits, client_for
+from loopd.drivers.proxy.bodies import Gone, Head, answer
 from loopd.drivers.proxy.door import Upstream, Witness
 from loopd.drivers.proxy.passage import OpenPassage
-from loopd.drivers.proxy.relay import PATHS, Arrival, Gone, Head, Relay, answer
+from loopd.drivers.proxy.relay import PATHS, Arrival, Relay
 from loopd.drivers.proxy.stops import error_body
 from loopd.drivers.wires import endpoint_url
 from loopd_protocol.errors import Refused
