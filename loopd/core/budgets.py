@@ -227,10 +227,8 @@ def charge(
 ) -> Charge | None:
     """What an event of the running turn is to charge; None for nothing.
 
-    Args:
-        usage: tokens that it reports, of which `prepaid` were charged before.
-        priced: whether the price table knows the model; None where there is no table.
-        wall: count the running time up to now as well.
+    Of the tokens that it reports `prepaid` were charged before. `priced` says whether the price table
+    knows the model, None where there is no table; with `wall` the running time up to now counts as well.
     """
     now, turn = decision.now, decision.session.turn
     wall_ms = uncharged_ms(turn, now) if wall else 0
@@ -240,7 +238,7 @@ def charge(
         else Used(input=usage.input_tokens, output=usage.output_tokens, cost=cost_micro)
     )
     due = reported.minus(prepaid)
-    unknown = bool(due.input + due.output) and _unknown_price(decision, priced)
+    unknown = bool(due.input + due.output) and _unknown_price(decision, priced=priced)
     if usage is None and not wall_ms:
         return None
     return Charge(
@@ -295,7 +293,7 @@ def warn(decision: Decision, made: Charge | None) -> None:
         decision.emit(BudgetUnpriced(model=made.model))
 
 
-def _unknown_price(decision: Decision, priced: bool | None) -> bool:
+def _unknown_price(decision: Decision, *, priced: bool | None) -> bool:
     if priced is not None:
         return not priced
     return any(purse.kind == "cost" for purse in purses(decision))

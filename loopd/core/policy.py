@@ -103,18 +103,15 @@ def judge(
 ) -> Verdict | None:
     """The verdict about a call; None when there are no rules and the default is to allow.
 
-    Args:
-        rules: answers that hold for the session first, then the session's rules, in order.
-        default: effect for what no rule fits.
-        tool, tool_class, args: of the call; the class is looked up when it is `other`.
-        workspace: what relative paths are relative to.
+    Answers that hold for the session come first among the rules. A class of `other` is looked up again;
+    relative paths are relative to the workspace.
     """
     if not rules and default == "allow":
         return None
     kind = class_of(tool, args) if tool_class in {"", "other"} else tool_class
     found: list[tuple[str, PolicyRule | None, _Unit, str]] = []
     for unit in _units(kind, tool, args, workspace):
-        effect, rule, doubt = _first(rules, default, tool, kind, unit, workspace)
+        effect, rule, doubt = _first(rules, default, unit, tool=tool, kind=kind, workspace=workspace)
         found.append((effect, rule, unit, doubt))
     strictest = max((each[0] for each in found), key=_SEVERITY.__getitem__)
     met = [each for each in found if each[0] == strictest]
@@ -159,11 +156,11 @@ def excerpt(args: Any) -> str:
 
 def granted(effect: str, tool: str, about: str, subjects: Iterable[str]) -> tuple[PolicyRule, ...]:
     """Rules that an answer for the whole session stands for: exactly these commands or paths of this tool."""
-    name = literal(tool)
-    given: dict[str, Any] = {"effect": effect, "tool": name}
-    if about == "tool":
-        return (PolicyRule(**given),)
-    return tuple(PolicyRule(**(given | {about: literal(subject)})) for subject in subjects)
+    made = []
+    for subject in subjects if about != "tool" else ("",):
+        condition = {} if about == "tool" else {about: literal(subject)}
+        made.append(msgspec.convert({"effect": effect, "tool": literal(tool), **condition}, PolicyRule))
+    return tuple(made)
 
 
 def literal(text: str) -> str:
@@ -271,7 +268,7 @@ def _resolved(path: str, workspace: str | None) -> str:
 
 
 def _first(
-    rules: Sequence[PolicyRule], default: str, tool: str, kind: str, unit: _Unit, workspace: str | None
+    rules: Sequence[PolicyRule], default: str, unit: _Unit, *, tool: str, kind: str, workspace: str | None
 ) -> tuple[str, PolicyRule | None, str]:
     for rule in rules:
         if rule.tool_class is not None and rule.tool_class != kind:

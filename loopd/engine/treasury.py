@@ -292,11 +292,8 @@ class Treasury:
         """Count anew what was spent of these limits, from what is committed.
 
         Sessions may go on meanwhile. A window takes in events up to the head at which this began, and
-        follows what is later; a total is summed up in one go in the end.
-
-        Args:
-            durable: the committed state of a session that is loaded, or None: it can have changed since
-                it was read.
+        follows what is later; a total is summed up in one go in the end. `durable` gives the committed state
+        of a session that is loaded, for it can have changed since it was read; `only` picks one limit.
         """
         chosen: list[tuple[_Count, set[str]]] = []
         for label in labels:
