@@ -101,6 +101,13 @@ bench: $(VENV)/.dev ## measure against the goals; JSON lines go to bench-results
 bench-detection: $(VENV)/.dev ## recall, delay and false stops on the corpus, beside published packages; DATA=FILE adds real runs
 	@$(BIN)/python -m tests.bench.bench_detection --peers install $(if $(DATA),--data $(DATA)) $(if $(PAGE),--page)
 
+# schemathesis lives in an environment of its own; the first time it is installed there.
+.cache/schemathesis/bin/schemathesis:
+	@$(BIN)/python -m venv .cache/schemathesis && .cache/schemathesis/bin/pip install --quiet schemathesis
+
+fuzz-http: $(VENV)/.run .cache/schemathesis/bin/schemathesis ## thousands of made-up requests to a real daemon, from its own OpenAPI
+	@$(BIN)/python -m loopd.testing.fuzz_http --schemathesis .cache/schemathesis/bin/schemathesis $(FUZZ)
+
 lint: $(VENV)/.dev ## ruff: rules and format
 	@$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet && echo "lint: clean"
 
