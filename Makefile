@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: pictures help demo demo-real test test-long test-agents test-page crash-matrix soak soak-agents bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: fuzz-http pictures help demo demo-real test test-long test-agents test-page crash-matrix soak soak-agents bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
