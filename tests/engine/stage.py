@@ -17,6 +17,7 @@ import msgspec
 
 from loopd.core.access import ALL_SCOPES, Answer, Caller
 from loopd.core.conversation import Message, StepDone, TurnEnd, TurnRequest
+from loopd.core.inputs import Ticked
 from loopd.core.settings import settings_for
 from loopd.core.state import Session
 from loopd.core.writes import StoredEvent
@@ -172,7 +173,7 @@ class Stage:
             due = self.router.timers.pop_due(self.clock.now_ms())
             if not due:
                 return
-            await self.router._fire(due)
+            await self.router.feed(due, Ticked())
         raise AssertionError("deadlines without end: the timers spin")
 
     async def pump_through(self, ms: int) -> None:
