@@ -614,7 +614,7 @@ async def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
 
 async def test_many_idle_strangers_make_room_for_those_who_ask(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("loopd.server.http.protocol.IDLE_S", 0.0)
-    async with open_house() as (at, client, _):
+    async with open_house(connections=128) as (at, client, _):
         port = int(at.url.rpartition(":")[2])
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
         try:

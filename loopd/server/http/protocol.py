@@ -17,20 +17,24 @@ HEAD_S = 5.0
 IDLE_S = 1.0
 """A connection that has asked nothing for so long counts as one that only sits there."""
 STRANGERS = 32
+STRANGERS_SHARE = 4
+"""So many strangers may always sit there, or a quarter of all connections: a thousand readers that come back at once
+after a restart are strangers for as long as a busy machine needs to hear them."""
 PEER = "loopd.peer"
 """Key of the connection in the scope of its requests."""
 
 
 class Peers:
-    """Connections that have shown no token yet."""
+    """Connections that have shown no token yet; `connections`: how many there may be of all kinds."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: int) -> None:
+        self._most = max(STRANGERS, connections // STRANGERS_SHARE)
         self._strangers: dict[PatientProtocol, float] = {}
 
     def came(self, peer: PatientProtocol, now: float) -> None:
         """A new connection; too many idle strangers make room."""
         idle = [old for old, since in self._strangers.items() if now - since > IDLE_S and old.idle]
-        for old in idle[: max(0, len(idle) - STRANGERS + 1)]:
+        for old in idle[: max(0, len(idle) - self._most + 1)]:
             old.transport.abort()
             self._strangers.pop(old, None)
         self._strangers[peer] = now

@@ -112,7 +112,7 @@ async def serve_http(
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,
         )
-        config.peers = Peers()
+        config.peers = Peers(connections)
         server = _Server(config)
         async with anyio.create_task_group() as group:
             finished = anyio.Event()
