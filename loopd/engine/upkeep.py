@@ -23,7 +23,7 @@ from loopd.core.writes import Idempotency
 from loopd.engine.history import CONTEXT_BYTES, KINDS
 from loopd.engine.keeping import Upkept
 from loopd.engine.loading import HISTORY_EVENTS
-from loopd.engine.retention import Policy
+from loopd.engine.retention import Policy, Trusted
 from loopd.engine.router import Router
 from loopd_protocol import retention_commands as rc
 from loopd_protocol import retention_events as rev
@@ -95,11 +95,16 @@ class Upkeep:
                 pass  # until it has, the database is asked for each key
         except Refused as refusal:
             logger.warning("keys not learned", extra={"code": refusal.code})
+        time = Trusted(self._router.clock)
         while True:
             with anyio.move_on_after(wait_s):
                 await self._asked.wait()
-            self._asked = anyio.Event()
+            asked, self._asked = self._asked.is_set(), anyio.Event()
             wait_s = self._policy.every_s
+            ahead_ms = time.ahead_ms()
+            if ahead_ms and not asked:
+                logger.warning("the clock jumped, nothing is deleted by age", extra={"ahead_ms": ahead_ms})
+                continue
             try:
                 await self.once()
             except Refused as refusal:
@@ -129,8 +134,8 @@ class Upkeep:
                 await self._say(sealed)
             if self._policy.content_ms:
                 await self._content(now - self._policy.content_ms, done)
-                await self._kept(now - self._policy.content_ms, done)
                 if self._blobs_ms is None or now - self._blobs_ms >= BLOBS_EVERY_MS:
+                    await self._kept(now - self._policy.content_ms, done)
                     await self._blobs(now - self._policy.content_ms - BLOB_SLACK_MS, now, done)
                     self._blobs_ms = now
             if self._policy.metadata_ms:

@@ -324,12 +324,16 @@ class SqliteStore(Forensics):
                 connection.close()
 
         async with self._copying:
+            if self._writer is not None:
+                self._writer.copying = True
             try:
                 return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
             except (sqlite3.Error, OSError) as error:
                 raise refusal(error) from error
             finally:
                 given_up = True
+                if self._writer is not None:
+                    self._writer.copying = False
 
     async def _study(self, work: Callable[[sqlite3.Connection, Stopped], T]) -> T:
         given_up = False

@@ -87,6 +87,8 @@ class Writer:
             have resolved; it must not raise or wait.
         on_group: called with rows and seconds of each group.
         on_refused: called on the event loop when the storage took nothing.
+        copying: a snapshot reads one moment; waiting for it to let the log be folded back would only stop
+            everybody.
         refused: why the storage took nothing when it was last asked, or None.
     """
 
@@ -110,6 +112,7 @@ class Writer:
         self._growth = 1.0
         self._folded_whole = True
         self._chores = 0
+        self.copying = False
         # Not a task group: the writer outlives every request and must never be cancelled halfway.
         self._task = self._loop.create_task(self._run(), name="journal-writer")
 
@@ -269,7 +272,8 @@ class Writer:
             self.commits.wal_bytes = self._wal.stat().st_size
         except OSError:
             self.commits.wal_bytes = 0
-        if frames > folded and self.commits.wal_bytes > WAL_STUCK_BYTES and mode == "PASSIVE":
+        stuck = frames > folded and self.commits.wal_bytes > WAL_STUCK_BYTES
+        if stuck and mode == "PASSIVE" and not self.copying:
             raw.execute(f"PRAGMA busy_timeout = {WAL_STUCK_WAIT_MS}")
             self._checkpoint(raw, "RESTART")
             raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from loopd.core.access import Caller
 from loopd.core.content import CONTENT, KEPT, after_retention
 from loopd.core.writes import Append, Idempotency, StoredEvent
-from loopd.engine.retention import Policy
+from loopd.engine.clock import ManualClock
+from loopd.engine.retention import Policy, Trusted
 from loopd.engine.router import Router
 from loopd.engine.upkeep import Upkeep
 from loopd.store import SqliteStore
@@ -559,3 +560,27 @@ async def test_writers_go_on_while_upkeep_runs(tmp_path: Path) -> None:
         assert done["content"] > 1_000
         assert len(waits) > 20
         assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+# -- clocks that jump -----------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_forward_is_not_believed_before_a_day_has_passed() -> None:
+    clock = ManualClock()
+    time = Trusted(clock)
+    clock.advance(3 * DAY_MS)
+    assert time.ahead_ms() == 0
+    clock.jump(700 * DAY_MS)
+    assert time.ahead_ms() == 700 * DAY_MS
+    clock.advance(DAY_MS // 2)
+    assert time.ahead_ms() == 700 * DAY_MS
+    clock.jump(-700 * DAY_MS)  # it was a mistake
+    assert time.ahead_ms() == 0
+    clock.jump(40 * DAY_MS)
+    assert time.ahead_ms() == 40 * DAY_MS
+    clock.advance(DAY_MS)
+    assert time.ahead_ms() == 0, "it has gone on steadily for a day"
+    clock.jump(-DAY_MS)
+    assert time.ahead_ms() == 0
+    clock.jump(2 * DAY_MS)
+    assert time.ahead_ms() == 2 * DAY_MS
