@@ -25,6 +25,7 @@ from typing import Any, Self
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from loopd.client import CallFailed, Client
+from loopd.core.replay import Row, replay
 from loopd.testing.endpoint import Endpoint, Script
 
 BIN = Path(sys.executable).parent
@@ -285,7 +286,23 @@ class Daemon:
         words += [] if since is None else ["--suspended-since", str(since)]
         proof = self.ctl("verify", *words)
         assert proof["ok"] is True, proof
+        replayed(self.data / "journal.sqlite")
         return dict(proof)
+
+
+def replayed(path: Path) -> None:
+    """Every session that the journal has from its beginning is decided again and comes out the same."""
+    with contextlib.closing(
+        sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
+    ) as db:
+        for (num,) in db.execute("SELECT num FROM session").fetchall():
+            rows = db.execute(
+                "SELECT seq, ss, at_ms, kind, body, body_sha FROM journal WHERE sid = ? ORDER BY ss", (num,)
+            ).fetchall()
+            outcome = replay(Row(*row[:4], row[4] if row[5] is None else None) for row in rows)
+            assert outcome.status != "different", outcome.difference
+            if outcome.status == "ended":
+                assert "not whole" in outcome.why or "before loopd recorded" in outcome.why, outcome
 
 
 class House:
