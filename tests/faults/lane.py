@@ -291,10 +291,12 @@ class Lane:
         result.reached = process.poll() is None
 
     def _damage(self, fault: Fault, result: Result) -> None:
-        whole = content(disk.copied(self.folder, self.folder / "whole"))
+        # One copy to damage copies of: a stopped process may still finish what it was in the middle of.
+        disk.copied(self.folder, self.folder / "base")
+        whole = content(disk.copied(self.folder / "base", self.folder / "whole"))
         words = []
         for turn in range(fault.times):
-            copy = disk.copied(self.folder, self.folder / f"copy{turn}")
+            copy = disk.copied(self.folder / "base", self.folder / f"copy{turn}")
             dice = random.Random(f"{fault.detail}{result.number}.{turn}")
             match fault.detail:
                 case "lying fsync":
@@ -318,7 +320,8 @@ class Lane:
                 result.wrong.append(f"{fault.detail}: {did}: {word}: {details}")
             if word in allowed or not self.keep:
                 shutil.rmtree(copy.parent, ignore_errors=True)
-        shutil.rmtree(self.folder / "whole", ignore_errors=True)
+        for name in ("whole", "base"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         result.word = ",".join(words)
 
     async def _talk(self, *commands: cm.Command) -> list[dict[str, Any]] | None:

@@ -47,10 +47,14 @@ AGES_S = (25.0, 55.0)
 LONG = "word " * 6_000
 """Contexts are kept up to 200 KB for each session: filled within a minute or two, they stay as large as they are."""
 
-WARM_LIVES = 3
-"""Lives that are not measured: contexts fill up."""
+WARM_SHARE = 0.5
+"""Of all lives: their memory is not compared, for contexts fill up."""
 
 FLAT = 0.05
+ALLOWED = {"fds": 0.25, "threads": 0.25, "tasks": 0.25}
+"""By which share the later half of the lives may lie over the earlier one: how many turns run at the moment
+of a look differs by as much."""
+
 CONFIG = """
 [recovery]
 crash_loop_boots = 0
@@ -301,15 +305,10 @@ class Soak:
         copy = disk.copied(self.folder, self.root / "look")
         told: list[Acknowledged] = [a for hand in self.hands for a in hand.acknowledged]
         found = examine(copy, told, self.workspace / "effects.log", self.model.commands)
-        settled = [s for s in self.samples if s.life > WARM_LIVES]
-        verdicts = {
-            name: growth([(s.life, getattr(s, name)) for s in settled if s.age_s == AGES_S[-1]])
-            for name in ("rss_kib", "fds", "threads", "tasks")
-        }
-        bounds = {"rss_kib": FLAT, "fds": FLAT, "threads": FLAT, "tasks": FLAT}
-        grown = {name: round(share, 4) for name, share in verdicts.items() if share > bounds[name]}
+        verdicts = judged(self.samples)
+        grown = {name: share for name, share in verdicts.items() if name in ALLOWED and share > ALLOWED[name]}
         if abs(verdicts["rss_kib"]) > FLAT:
-            grown["rss_kib"] = round(verdicts["rss_kib"], 4)
+            grown["rss_kib"] = verdicts["rss_kib"]
         return {
             "seconds": round(seconds),
             "lives": len({s.life for s in self.samples}),
@@ -321,10 +320,25 @@ class Soak:
             "uncertain": found.uncertain,
             "wrong": found.wrong[:50],
             "trouble": self.trouble,
-            "growth": {name: round(share, 4) for name, share in verdicts.items()},
+            "growth": verdicts,
             "grown": grown,
             "samples": [msgspec.to_builtins(s) for s in self.samples],
         }
+
+
+def judged(samples: list[Sample]) -> dict[str, float]:
+    """By which share each figure grew."""
+    lives = sorted({sample.life for sample in samples})
+    warm = lives[int(len(lives) * WARM_SHARE) :]
+    late = [(s.life, s.rss_kib) for s in samples if s.life in warm and s.age_s == AGES_S[-1]]
+    shares = {"rss_kib": round(growth(late), 4)}
+    half = lives[len(lives) // 2 :]
+    for name in ALLOWED:
+        before = [getattr(s, name) for s in samples if s.life not in half]
+        after = [getattr(s, name) for s in samples if s.life in half]
+        known = bool(before and after)
+        shares[name] = round(statistics.fmean(after) / statistics.fmean(before) - 1, 4) if known else 0.0
+    return shares
 
 
 def growth(points: list[tuple[int, int]]) -> float:
