@@ -310,7 +310,12 @@ class SqliteStore(Forensics):
             size = wal.stat().st_size
         except FileNotFoundError:
             size = 0
-        return {**await super().measures(), "wal_bytes": size, "checkpoints": self.commits.checkpoints}
+        return {
+            **await super().measures(),
+            "wal_bytes": size,
+            "checkpoints": self.commits.checkpoints,
+            "chore_ms": round(self.commits.chore_s * 1_000, 1),
+        }
 
     async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
         """Copy one moment of the log to a new file, and check the copy; see `loopd.store.snapshot`."""

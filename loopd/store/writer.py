@@ -68,6 +68,7 @@ class Commits(msgspec.Struct):
     Attributes:
         last_s, last_rows: duration and size of the newest group.
         wal_bytes: size of the write-ahead log as of the last look.
+        chore_s: the longest piece of upkeep so far, for which everybody waited.
     """
 
     groups: int = 0
@@ -77,6 +78,7 @@ class Commits(msgspec.Struct):
     checkpoints: int = 0
     failures: int = 0
     wal_bytes: int = 0
+    chore_s: float = 0.0
 
 
 class Writer:
@@ -157,7 +159,9 @@ class Writer:
 
         def work(_raw: sqlite3.Connection) -> T:
             self._chores -= 1
+            begun = perf_counter()
             done = self.ledger.tend(chore)
+            self.commits.chore_s = max(self.commits.chore_s, perf_counter() - begun)
             self._unfolded += size
             return done
 
