@@ -137,7 +137,9 @@ class Replay:
     def _take(self, row: Row) -> None:
         if row.body is None:
             self._decide()
-            self._ended = self._ended or f"the content of seq {row.seq} is not whole: retention or redaction took it"
+            self._ended = (
+                self._ended or f"the content of seq {row.seq} is not whole: retention or redaction took it"
+            )
             return
         if row.kind not in ev.EVENT_TYPES:
             self._decide()

@@ -212,7 +212,9 @@ class ForensicDesk:
         origin = await origin_of(store, parent, command.n)
         then = origin.state
         if not then.driver:
-            raise Refused("conflict", f"the driver of {parent.name!r} was redacted; nothing could run a fork of it")
+            raise Refused(
+                "conflict", f"the driver of {parent.name!r} was redacted; nothing could run a fork of it"
+            )
         goal = command.goal
         if goal is None and then.goal is not None and then.goal.status == "active":
             goal = then.goal.text

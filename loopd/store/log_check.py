@@ -139,6 +139,10 @@ def frozen(connection: sqlite3.Connection, findings: Findings) -> None:
     finally:
         connection.execute("COMMIT")
     findings.looked("I9")
-    expected = row[1].decode("utf-8", "replace") if row is not None and row[0] == "daemon.frozen" and row[1] else None
+    expected = (
+        row[1].decode("utf-8", "replace")
+        if row is not None and row[0] == "daemon.frozen" and row[1]
+        else None
+    )
     if stored != expected:
         findings.add("I9", f"frozen is {stored!r}; the journal says {expected!r}", table="meta")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Said, run
-from tests.e2e.harness import FILLER, Daemon, DaemonDied, House
+from tests.e2e.harness import FILLER, Daemon, House
 
 pytestmark = pytest.mark.process
 TOP = Path(__file__).resolve().parents[2]
@@ -197,7 +197,9 @@ def test_a_missing_end_is_found_with_the_head_of_an_earlier_proof(estate: Estate
     found = run("verify", "--data", str(folder), "-o", "json")
     assert (found.code, checks(found)) == (1, {"anchor"}), "the daemon anchors its head when it stops"
     tamper(folder, sql("DELETE FROM anchor"))
-    assert run("verify", "--data", str(folder)).code == 0, "without anchors the chain cannot know; the pages say so"
+    assert run("verify", "--data", str(folder)).code == 0, (
+        "without anchors the chain cannot know; the pages say so"
+    )
     said = run("verify", "--data", str(folder), "--anchor", anchor, "-o", "json")
     assert (said.code, said.json["ok"], checks(said)) == (1, False, {"anchor"})
     said = run(
