@@ -58,16 +58,14 @@ async def server_process(
         OSError: it cannot be started.
     """
     mark = secrets.token_hex(16)
-    options: Any = {"preexec_fn": run_as.enter} if run_as else {}  # uvloop takes no user
     process = await anyio.open_process(
-        list(argv),
+        run_as.command(argv) if run_as else list(argv),
         cwd=cwd,
         env={**env, **(run_as.environment if run_as else {}), MARK: mark},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        **options,
     )
     inward, read = anyio.create_memory_object_stream[Any](0)
     write, outward = anyio.create_memory_object_stream[Any](0)

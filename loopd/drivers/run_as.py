@@ -14,7 +14,7 @@ import os
 import platform
 import pwd
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypedDict, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from loopd_protocol.errors import Refused
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SETPRIV = "/usr/bin/setpriv"
 _CALLS = {"x86_64": (116, 122, 123), "aarch64": (159, 151, 152)}
 """Numbers of setgroups, setfsuid and setfsgid: called directly, because the C library's setgroups is for all threads."""
 
@@ -54,6 +55,16 @@ class RunAs(msgspec.Struct, frozen=True, kw_only=True):
     def environment(self) -> dict[str, str]:
         """Variables that follow the user."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """A command line that becomes this user for good, without a way back: `setpriv` execs the command.
+
+        uvloop takes no `user=`, and this way nothing of ours runs between fork and exec. With no new
+        privileges, set-user-id programs (sudo, su) give none either.
+        """
+        groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
+        who = [f"--reuid={self.uid}", f"--regid={self.gid}", groups, "--no-new-privs"]
+        return [SETPRIV, *who, "--", *argv]
 
     def enter(self) -> None:
         """Become this user for good: `preexec_fn` of a child. uvloop takes no `user=`."""
@@ -108,6 +119,8 @@ def run_as(user: str) -> RunAs:
         raise Refused(
             "invalid", "agents.user is root; expected a user with fewer rights", path="$.agents.user"
         )
+    if not os.path.exists(SETPRIV):
+        raise Refused("invalid", f"agents.user needs {SETPRIV} (util-linux); expected it to be installed")
     if sys.platform != "linux" or platform.machine() not in _CALLS:
         where = f"{sys.platform} on {platform.machine()}"
         raise Refused("invalid", f"agents.user on {where}; expected Linux on {', '.join(_CALLS)}")

@@ -23,7 +23,7 @@ import anyio.abc
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
-from loopd.drivers.run_as import RunAs, spawn_as
+from loopd.drivers.run_as import RunAs
 
 KEPT_VARIABLES: tuple[str, ...] = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -102,15 +102,15 @@ async def run_shell(
         OSError: the shell cannot be started.
     """
     mark = secrets.token_hex(16)
+    argv = ["/bin/sh", "-c", command]
     process = await anyio.open_process(
-        ["/bin/sh", "-c", command],
+        run_as.command(argv) if run_as else argv,
         cwd=cwd,
         env={**env, **(run_as.environment if run_as else {}), MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        **spawn_as(run_as),
     )
     output = _Output()
     ended: str | None = None

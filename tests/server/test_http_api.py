@@ -628,7 +628,7 @@ async def test_many_idle_strangers_make_room_for_those_who_ask(monkeypatch: pyte
                         gone += stranger.recv(1) == b""
                     except ConnectionResetError:
                         gone += 1
-            assert gone >= 80 - 33
+            assert gone >= 20  # room is made when somebody comes, so not down to the last one
         finally:
             for stranger in strangers:
                 stranger.close()
