@@ -11,15 +11,22 @@ import sys
 import tempfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from loopd.core.writes import Append, Fact, Idempotency
+from loopd.engine.clock import ManualClock
+from loopd.engine.retention import Policy
+from loopd.engine.router import Router
+from loopd.engine.upkeep import Upkeep
 from loopd.store import SqliteStore
 from loopd.store.schema import migrations
 from loopd.testing.store_suite import Story
 from loopd_protocol import events as ev
+from loopd_protocol.command import DAY_MS
 from loopd_protocol.holds import Degeneration, UserSuspend
+from loopd_protocol.retention_events import RetentionHeld
 from loopd_protocol.sources import Source
 
 HERE = Path(__file__).parent
@@ -29,9 +36,13 @@ async def fill(path: Path) -> dict[str, object]:
     """A little of everything; returns what the test expects."""
     blobs = [b'{"messages":[]}' * 400, bytes(range(256))]
     async with await SqliteStore.open(path, boot="bt_golden", now_ms=1_000) as store:
+        ancient = Story(3, at_ms=2_000)
+        await store.submit(ancient.created("ancient"))
+        await store.submit(ancient.tell(*ancient.turn("It is done.")))
+        await store.submit(ancient.tell(ev.SessionEnded(status="done_success", stop_reason="goal")))
         started = ev.DaemonStarted(version="0.1.0", boot="bt_golden", pid=4_711, epoch=1)
         await store.submit(Append(sid=None, at_ms=1_000, facts=(Fact(event=started, ss=0),)))
-        night, ended = Story(1), Story(2)
+        night, ended = Story(1, at_ms=70 * DAY_MS), Story(2, at_ms=70 * DAY_MS)
         await store.submit(night.created("night"))
         await store.submit(ended.created("ended"))
         goal = ev.GoalChanged(status="active", origin="user", text="keep the tests green")
@@ -51,7 +62,7 @@ async def fill(path: Path) -> dict[str, object]:
                     id="f1", n=7, call="c1", tool="shell", args_sha256="ab" * 32, tool_class="exec"
                 ),
                 ev.EffectOutcome(id="f1", outcome="uncertain"),
-                night.gate(Degeneration(until_ms=9_999_999, rule="repeated_text", by="rule:repeated_text")),
+                night.gate(Degeneration(until_ms=400 * DAY_MS, rule="repeated_text", by="rule:repeated_text")),
             )
         )
         hold = UserSuspend(by="uid:1000", reason="cost review")
@@ -61,7 +72,8 @@ async def fill(path: Path) -> dict[str, object]:
         await store.submit(night.tell(night.envelope("held", source=Source.CRON)))
         await store.submit(ended.tell(ev.SessionEnded(status="aborted_constraint", stop_reason="operator")))
         frozen = ev.DaemonFrozen(by="uid:0", reason="audit")
-        await store.submit(Append(sid=None, at_ms=5_000, facts=(Fact(event=frozen, ss=0),)))
+        await store.submit(Append(sid=None, at_ms=72 * DAY_MS, facts=(Fact(event=frozen, ss=0),)))
+        await _age(store)
         page = await store.page(sid=None, after=None, before=None, limit=1_000)
         proof = await store.verify()
         assert proof["ok"], proof["findings"]
@@ -74,6 +86,24 @@ async def fill(path: Path) -> dict[str, object]:
             },
             "blobs": {sha256(content).hexdigest(): len(content) for content in blobs},
         }
+
+
+async def _age(store: SqliteStore) -> None:
+    """A month is deleted, content of another is, and a session is kept from both."""
+    clock = ManualClock(180 * DAY_MS)
+    router = Router(store=store, clock=clock, make_driver=_nobody, on_delta=lambda *_: None)
+    for row in await store.directory():
+        router.directory.follow(row)
+    held = RetentionHeld(sid="ses_1", num=1, name="night", by="uid:0", reason="case 7")
+    await router.say(held, principal="uid:0")
+    done = await Upkeep(router, store, Policy(content_days=30, metadata_days=100), pause_share=0).once()
+    assert done["months"] == ["1970-01"]
+    assert done["sessions"] == 1
+    assert done["content"] > 0
+
+
+def _nobody(*_: object) -> Any:
+    raise AssertionError("nobody takes turns here")
 
 
 def main() -> int:
