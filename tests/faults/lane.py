@@ -200,12 +200,13 @@ class Lane:
             result.reached = process.poll() is not None
             return
         send, receive = anyio.create_memory_object_stream[int](10_000)
-        async with anyio.create_task_group() as tasks:
-            for hand in self.hands:
-                hand.fat = fault.fat
-                tasks.start_soon(hand.work, self.socket, send.clone())
-            await self._break(process, fault, result, receive)
-            tasks.cancel_scope.cancel()
+        with send, receive:
+            async with anyio.create_task_group() as tasks:
+                for hand in self.hands:
+                    hand.fat = fault.fat
+                    tasks.start_soon(hand.work, self.socket, send)
+                await self._break(process, fault, result, receive)
+                tasks.cancel_scope.cancel()
         for hand in self.hands:
             result.wrong += [f"hand {hand.number}: {said}" for said in hand.strange]
             hand.strange.clear()

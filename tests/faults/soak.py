@@ -193,6 +193,7 @@ class Soak:
                 process.kill()
                 await anyio.to_thread.run_sync(process.wait)
                 tasks.cancel_scope.cancel()
+                nobody.close()
                 drop.close()
         finally:
             if process.poll() is None:

@@ -35,8 +35,8 @@ async def test_a_handful_of_kills_loses_nothing_and_repeats_nothing(tmp_path: Pa
             await lane.aclose()
     assert [(r.what, r.wrong) for r in results if r.wrong] == []
     assert [r.what for r in results if not r.reached] == []
-    assert results[3].found.acknowledged > 20
-    assert results[3].found.effects > 2
+    assert results[4].found.acknowledged > 20
+    assert results[4].found.effects > 2
 
 
 def test_the_same_seed_makes_the_same_faults() -> None:
