@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from loopd.cli.console import safe
 from loopd.cli.exits import FAILED, OK, Failure
 from loopd.cli.forensics import patient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from loopd.cli.run import Run
@@ -28,7 +30,7 @@ def verify(run: Run) -> int:
     elif args.data is None:
         if args.anchor is not None:
             raise Failure("usage", "--anchor is compared with files; expected --data DIR beside it")
-        proof = _asked(run)
+        proof = _asked(run, told)
     else:
         from loopd.cli.offline import proof_of
 
@@ -69,7 +71,7 @@ def verify(run: Run) -> int:
     return OK if good else FAILED
 
 
-def _asked(run: Run) -> dict[str, Any]:
+def _asked(run: Run, told: _Told) -> dict[str, Any]:
     args = run.args
     command: dict[str, Any] = {"t": "verify"}
     if args.sid is not None:
@@ -86,7 +88,8 @@ def _asked(run: Run) -> dict[str, Any]:
             )
         command["anchors"] = [msgspec.to_builtins(anchor) for anchor in anchors[-ANCHORS_AT_ONCE:]]
     patient(run)
-    return run.link.ask(command)
+    with told.watching(run):
+        return run.link.ask(command)
 
 
 def _given(path: str | None) -> tuple[Any, ...] | None:
@@ -156,6 +159,32 @@ class _Told:
         share = f" of {total:,}" if total else ""
         self._err.write(f"\r\x1b[K{what}: {done:,}{share}")
         self._err.flush()
+
+    @contextlib.contextmanager
+    def watching(self, run: Run) -> Iterator[None]:
+        """Ask the daemon on a second connection how far it has come, as long as the block runs."""
+        if not self._shows:
+            yield
+            return
+        import threading
+
+        over, link = threading.Event(), run.link.twin()
+
+        def look() -> None:
+            with contextlib.suppress(Failure):  # who may not see the status sees no progress
+                while not over.wait(TOLD_S):
+                    found = link.ask({"t": "daemon.status"}).get("verifying")
+                    if found:
+                        self(*found)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(TOLD_S)
+            link.close()
 
     def over(self) -> None:
         """Take the line away."""

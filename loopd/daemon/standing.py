@@ -51,6 +51,8 @@ def status(house: Daemon) -> dict[str, Any]:
         "agents_user": None if house.run_as is None else house.run_as.name,
         "agents_socket": os.path.abspath(house.agent_door.path),
         "agents_refused": house.lineage is not None and sys.platform == "linux",
+        # How far a verification that runs now has come: what, done, of how many.
+        "verifying": None if house.store is None else house.store.verifying,
     }
 
 
