@@ -35,12 +35,12 @@ def main() -> int:
             '{"t":"trajectory","v":1,"id":"run"}\n{"t":"step","n":1,"trigger":"continuation","text":"hi"}\n'
         )
         command = [
-            here / "loopd",
+            str(here / "loopd"),
             "serve",
             "--data",
             f"{folder}/d",
             "--config",
-            config,
+            str(config),
             "--http",
             "127.0.0.1:0",
         ]

@@ -178,6 +178,7 @@ async def test_a_thousand_readers_have_every_event_once_and_in_order_over_a_rest
             head = daemon.head()
             for reader in readers:
                 reader.until = head
+            for reader in readers:
                 await reader.done.wait()
             group.cancel_scope.cancel()
     wanted = list(range(start + 1, head + 1))
