@@ -73,6 +73,7 @@ class Lane:
         self.name = name
         self.root = root
         self.keep = keep
+        self.wait_s = WAIT_S
         self.generation = 0
         self.lives = LIFE
         self.folder = root
@@ -215,7 +216,7 @@ class Lane:
         self, receive: anyio.abc.ObjectReceiveStream[int], count: int, process: subprocess.Popen[bytes]
     ) -> bool:
         """Wait for so many acknowledgements; false if the daemon is gone or silent before."""
-        with anyio.move_on_after(WAIT_S):
+        with anyio.move_on_after(self.wait_s):
             for _ in range(count):
                 await receive.receive()
             return True
@@ -230,7 +231,7 @@ class Lane:
     ) -> None:
         match fault.family:
             case "point":
-                result.reached = await self._gone(process, WAIT_S)
+                result.reached = await self._gone(process, self.wait_s)
             case "moment":
                 await self._ticks(receive, fault.after, process)
                 result.reached = process.poll() is None
