@@ -9,6 +9,7 @@ is refused by the same dispatcher that refuses it anywhere. No other socket know
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import os
@@ -16,6 +17,9 @@ import secrets
 import sys
 from collections.abc import Callable
 from typing import TypedDict
+
+import anyio
+from anyio.abc import TaskStatus
 
 from loopd.core.access import AGENT_SCOPE, Caller
 from loopd.server.connection import Connection
@@ -125,6 +129,17 @@ class AgentServer(UnixServer):
             owner=owner,
         )
         self._tokens = door.tokens
+        self._owned = owner is not None
+
+    async def serve(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; see the class above. A folder that was made for this socket alone goes with it."""
+        try:
+            await super().serve(task_status=task_status)
+        finally:
+            folder = os.path.dirname(self.path)
+            if self._owned and os.path.basename(folder).startswith("loopd-agents-"):
+                with contextlib.suppress(OSError):  # somebody put something into it
+                    os.rmdir(folder)
 
     def admit(self, connection: Connection) -> Caller:
         """Anybody, until the first frame tells who it is."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,14 @@ open("found.json", "w").write(json.dumps(found))
 
 
 @pytest.fixture
-def fenced(house: House) -> Daemon:
+def fenced(house: House) -> Iterator[Daemon]:
     os.chmod(house.folder, 0o711)
-    return house.daemon(config='[agents]\nuser = "nobody"\n').start()
+    daemon = house.daemon(config='[agents]\nuser = "nobody"\n').start()
+    folder = Path(daemon.call("daemon.status")["agents_socket"]).parent
+    yield daemon
+    if daemon.process is not None:
+        daemon.terminate()
+        assert not folder.exists()
 
 
 def workspace(house: House) -> Path:
