@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loopd.drivers.acp.launch import HOMELESS, Premises
 from tests.e2e.harness import House
 from tests.e2e.hosting import soon
 
@@ -73,3 +74,4 @@ def test_a_hosted_agent_runs_as_the_configured_user_and_reaches_neither_journal_
         assert soon(lambda: daemon.call("session.get", made["sid"])["status"] != "live")
     finally:
         shutil.rmtree(shown)
+        shutil.rmtree(HOMELESS / "nobody" / Premises(data=house.folder / "d").house, ignore_errors=True)
