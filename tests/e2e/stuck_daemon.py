@@ -9,7 +9,7 @@ import anyio
 
 from loopd.config import load
 from loopd.core.conversation import TurnEnd, TurnRequest
-from loopd.daemon import house, run
+from loopd.daemon import configured, leaving, run
 
 
 class Stuck:
@@ -29,6 +29,6 @@ class Stuck:
 
 
 if __name__ == "__main__":
-    house.make_driver = lambda *_: Stuck()  # type: ignore[assignment]
-    house.STUCK_S = 0.5
+    configured.make_driver = lambda *_: Stuck()  # type: ignore[assignment]
+    leaving.STUCK_S = 0.5
     run(load(flags={"data": sys.argv[1], "drain.budget_ms": 200}))
