@@ -53,7 +53,6 @@ TABLES = "one table of words: a reader looks a name up, and a split would hide w
 LONG_MODULES = {
     "protocol/loopd_protocol/commands.py": TABLES,
     "protocol/loopd_protocol/events.py": TABLES,
-    "loopd/core/inputs.py": TABLES,
     "loopd/config/settings.py": TABLES,
     "loopd/testing/store_suite.py": "one contract of a store, promise by promise; halves would not be a contract",
 }
