@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import time
 
@@ -229,3 +230,44 @@ class Reader:
                 if self.seqs and self.seqs[-1] >= self.until:
                     self.done.set()
                     return
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_https_is_spoken_with_a_certificate_and_checked_by_loopctl(house: House) -> None:
+    key, certificate = house.folder / "key.pem", house.folder / "cert.pem"
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    made += [
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    config = f'[http]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n'
+    remote = Remote(house, house.daemon(http=True, config=config).start())
+    assert remote.daemon.ready["http"].startswith("https://127.0.0.1:")
+    unknown = remote.run("ps")
+    assert (unknown.returncode, "certificate verify failed" in unknown.stderr) == (6, True)
+    env = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+    words = [
+        str(BIN / "loopctl"),
+        "ps",
+        "--url",
+        remote.daemon.ready["http"],
+        "--token-file",
+        str(remote.file),
+    ]
+    assert subprocess.run(words, env=env, capture_output=True, timeout=60, check=False).returncode == 0
