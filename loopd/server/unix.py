@@ -162,7 +162,9 @@ class UnixServer:
         if self._keys is None:
             raise Refused("unauthenticated", "no tokens are known here; leave `auth` out")
         if connection.caller.source is Source.AGENT:
-            raise Refused("unauthenticated", "a process of an agent showed a token; agents have their own socket")
+            raise Refused(
+                "unauthenticated", "a process of an agent showed a token; agents have their own socket"
+            )
         return self._keys.authenticate(token)
 
     def end(self, kid: str) -> None:

@@ -72,7 +72,7 @@ def _against(daemon: subprocess.Popen[bytes], folder: Path, script: Path, progra
         )
     done = subprocess.run(
         [
-            program, "run", f"{ready['http']}/v1/openapi.json",
+            os.path.abspath(program), "run", f"{ready['http']}/v1/openapi.json",
             "--header", f"Authorization: Bearer {token.read_text().strip()}",
             "--checks", CHECKS, "--max-examples", str(examples), "--phases", "examples,coverage,fuzzing",
             "--exclude-path", "/v1/events",  # it never ends; tests/server has it
@@ -80,6 +80,7 @@ def _against(daemon: subprocess.Popen[bytes], folder: Path, script: Path, progra
             "--no-shrink", "--output-sanitize", "true",
         ],
         check=False,
+        cwd=folder,  # it leaves files where it runs
         env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
     alive = subprocess.run([*ctl, "status"], check=False, capture_output=True)
