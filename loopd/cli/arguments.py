@@ -142,16 +142,28 @@ SESSION_COMPLETION = {
 
 
 def sid(
-    parser: argparse.ArgumentParser, nargs: str | None = None, meaning: str = "id or name of a session"
+    parser: argparse.ArgumentParser,
+    nargs: str | None = None,
+    meaning: str = "id or name of a session",
+    name: str = "",
 ) -> None:
     """The session argument."""
-    action = parser.add_argument("sid", metavar="SID", nargs=nargs, help=meaning)
+    action = parser.add_argument("sid", metavar=name or "SID", nargs=nargs, help=meaning)
     complete(action, **SESSION_COMPLETION)
 
 
-def selection(parser: argparse.ArgumentParser) -> None:
-    """Sessions by id, label or all of them."""
-    sid(parser, "*", "ids or names of sessions")
+def selection(
+    parser: argparse.ArgumentParser, *, ended: bool = False, behind: tuple[str, str] = ("", "")
+) -> None:
+    """Sessions by id, label or all of them.
+
+    Args:
+        parser: of a verb that `loopd.cli.selection` carries out.
+        ended: sessions that have ended as well, not only live ones.
+        behind: name and meaning of other words that stand behind the sessions, if the verb tells them apart.
+    """
+    name, meaning = behind
+    sid(parser, "*", f"ids or names of sessions{', then ' * bool(name)}{meaning}", name and f"SID|{name}")
     group = parser.add_argument_group("which sessions")
     group.add_argument(
         "-l",
@@ -162,8 +174,9 @@ def selection(parser: argparse.ArgumentParser) -> None:
         metavar="K=V",
         help="those with this label; repeatable: all must fit",
     )
-    group.add_argument("--all", action="store_true", help="every live session")
+    group.add_argument("--all", action="store_true", help=f"every {'' if ended else 'live '}session")
     group.add_argument("--dry-run", action="store_true", help="only name the sessions that it would touch")
+    parser.set_defaults(ended=ended)
 
 
 def reason(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ def new(run: Run) -> None:
 
 def _session(args: argparse.Namespace) -> dict[str, Any]:
     session, base = _from_file(args.file) if args.file else ({}, ".")
-    driver = session.get("driver", {})
+    driver: dict[str, Any] = session.get("driver", {})
     if not isinstance(driver, dict):
         raise Failure("invalid", f"driver in {args.file} is {driver!r}; expected a table", path="$.driver")
     if args.driver and args.driver != driver.get("kind"):

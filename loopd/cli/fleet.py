@@ -84,7 +84,19 @@ def ps(run: Run) -> None:
     else:
         now = now_ms()
         console.table(
-            ("SESSION", "STATE", "WHY", "UNTIL", "GOAL", "TURNS", "INBOX", "REPEAT", "BARREN", "PROGRESS", "COST"),
+            (
+                "SESSION",
+                "STATE",
+                "WHY",
+                "UNTIL",
+                "GOAL",
+                "TURNS",
+                "INBOX",
+                "REPEAT",
+                "BARREN",
+                "PROGRESS",
+                "COST",
+            ),
             [_row(session, now) for session in sessions],
             flex=2,
             optional=(10, 9, 5, 8, 7, 4, 6),

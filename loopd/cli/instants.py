@@ -16,7 +16,9 @@ MAX_MS = 2**53 - 1
 
 DURATION_EXPECTED = "a duration such as 90s, 5m, 1h30m, 2d"
 MOMENT_EXPECTED = "a moment such as 30m, +2h, 18:00, 'tomorrow 09:00', 2026-11-22T09:00Z or @1795338000"
-PAST_EXPECTED = "a moment such as 8h (ago), 18:00, 'yesterday 09:00', monday, 2026-11-21T18:00Z or @1795200000"
+PAST_EXPECTED = (
+    "a moment such as 8h (ago), 18:00, 'yesterday 09:00', monday, 2026-11-21T18:00Z or @1795200000"
+)
 
 
 def now_ms() -> int:

@@ -8,6 +8,7 @@ import time
 from loopd.cli.bar import size
 from loopd.cli.console import safe
 from loopd.cli.instants import now_ms, span, stamp
+from loopd.cli.selection import change
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,22 +132,22 @@ def _would(month: dict[str, Any]) -> str:
     return _month({"kept_for": kept}) if kept else "would be deleted"
 
 
-def hold(run: Run) -> None:
+def hold(run: Run) -> int:
     """Nothing of a session is deleted until it is released."""
-    _hold(run, "retention.hold", "nothing of it is deleted until `loopctl retention release`")
+    words = "nothing of it is deleted until `loopctl retention release`"
+    return _hold(run, "retention.hold", "put under legal hold", words)
 
 
-def release(run: Run) -> None:
+def release(run: Run) -> int:
     """Ends a legal hold."""
-    _hold(run, "retention.release", "retention goes by age again")
+    return _hold(run, "retention.release", "released", "retention goes by age again")
 
 
-def _hold(run: Run, command: str, words: str) -> None:
-    answer = run.link.change({"t": command, "sid": run.args.sid, "reason": run.args.reason or ""})
-    if run.console.format != "table":
-        run.console.json(answer)
-    else:
+def _hold(run: Run, command: str, done: str, words: str) -> int:
+    answer, code = change(run, {"t": command, "reason": run.args.reason or ""}, done)
+    if answer is not None:
         run.console.line(f"{safe(answer['name'])}: {words}")
+    return code
 
 
 def db_status(run: Run) -> None:

@@ -31,6 +31,8 @@ exit codes:
   5 unauthorised   6 unavailable   7 uncertain
 """
 PATIENCE_S = 30.0
+_HIDDEN = "\0"
+"""Never in a word of a command line."""
 _WITH_VALUE = {"-o", "--output", "--socket", "--timeout", "--key", "--url", "--token-file"}
 
 
@@ -42,7 +44,22 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line instead of printing the usage."""
+    """Says what is wrong in one line instead of printing the usage; options stand anywhere between words."""
+
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse as argparse would, but let the words of several arguments be apart from each other."""
+        words = list(args)
+        if "--" in words:  # argparse would forget it between its two passes: hide the dashes behind it instead
+            cut = words.index("--")
+            words[cut:] = [_HIDDEN + word if word.startswith("-") else word for word in words[cut + 1 :]]
+        found = self.parse_intermixed_args(words, namespace)
+        for name, value in vars(found).items():
+            if isinstance(value, str):
+                setattr(found, name, value.removeprefix(_HIDDEN))
+            elif isinstance(value, list):
+                plain = [each.removeprefix(_HIDDEN) if isinstance(each, str) else each for each in value]
+                setattr(found, name, plain)
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Report a usage error, exit code 2."""
@@ -129,7 +146,9 @@ def _member(group: str, rest: list[str], start: int) -> tuple[str, list[str]]:
     if place is None and any(word in {"-h", "--help"} for word in rest):
         sys.stdout.write(overview(group))
         raise SystemExit(0)
-    if group in DEFAULT_MEMBERS and (place is not None or group in {"cron", "budget", "token", "consumer", "webhook"}):
+    if group in DEFAULT_MEMBERS and (
+        place is not None or group in {"cron", "budget", "token", "consumer", "webhook"}
+    ):
         return f"{group} {DEFAULT_MEMBERS[group]}", rest
     raise Failure(
         "usage",

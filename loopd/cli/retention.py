@@ -17,7 +17,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def hold_arguments(parser: argparse.ArgumentParser) -> None:
     """`loopctl retention hold` and `release`."""
-    arg.sid(parser)
+    arg.selection(parser, ended=True)
     arg.reason(parser)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loopd.cli import arguments as arg
 from loopd.cli.console import safe
 from loopd.cli.exits import OK
+from loopd.cli.selection import change
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def resume_arguments(parser: argparse.ArgumentParser) -> None:
     """`loopctl resume`."""
-    arg.sid(parser)
+    arg.selection(parser, ended=True)
     arg.reason(parser)
 
 
@@ -42,14 +43,13 @@ def report(run: Run) -> int:
 
 def resume(run: Run) -> int:
     """Goes on with an ended session as a new run, or grants more steps."""
-    command: dict[str, Any] = {"t": "session.resume", "sid": run.args.sid}
+    command: dict[str, Any] = {"t": "session.resume"}
     if run.args.reason:
         command["reason"] = run.args.reason
-    answer = run.link.change(command)
-    if run.console.format != "table":
-        run.console.json(answer)
-        return OK
+    answer, code = change(run, command, "resumed")
+    if answer is None:
+        return code
     holds = ", ".join(hold["kind"] for hold in answer.get("holds") or [])
     gate = f"its gate is closed by {holds}" if holds else "its gate is open"
-    run.console.line(f"{safe(run.args.sid)} goes on as run {answer.get('run')}; {gate}")
-    return OK
+    run.console.line(f"{safe(run.args.sid[0])} goes on as run {answer.get('run')}; {gate}")
+    return code

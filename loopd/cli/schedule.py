@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loopd.cli import selection
 from loopd.cli.console import Cell, safe
 from loopd.cli.exits import Failure
 from loopd.cli.instants import now_ms, span, stamp, until
@@ -17,51 +18,47 @@ if TYPE_CHECKING:
 RESULT_STYLES = {"missed": "red", "skipped": "yellow", "held": "yellow", "late": "yellow", "fired": "green"}
 
 
-def put(run: Run) -> None:
+def put(run: Run) -> int:
     """Creates or replaces a job."""
     args = run.args
-    answer = run.link.change(
-        {
-            "t": "cron.put",
-            "sid": args.sid,
-            "job": args.job,
-            "expr": args.expr,
-            "text": text_or_stdin(args.text),
-            "tz": args.tz,
-            "missed": args.missed,
-            "catchup_ms": args.catchup,
-        }
-    )
-    _job_told(run, answer)
+    command = {
+        "t": "cron.put",
+        "job": args.job,
+        "expr": args.expr,
+        "text": text_or_stdin(args.text),
+        "tz": args.tz,
+        "missed": args.missed,
+        "catchup_ms": args.catchup,
+    }
+    return _job_changed(run, command, "put", "given the job")
 
 
-def change(run: Run) -> None:
+def change(run: Run) -> int:
     """Pauses, resumes or removes a job: the verb names the command."""
-    args = run.args
-    _job_told(run, run.link.change({"t": run.verb.replace(" ", "."), "sid": args.sid, "job": args.job}))
+    done = {"cron pause": "paused", "cron resume": "resumed", "cron remove": "removed"}[run.verb]
+    many = "rid of the job" if done == "removed" else done
+    return _job_changed(run, {"t": run.verb.replace(" ", "."), "job": run.args.job}, done, many)
 
 
-def _job_told(run: Run, answer: dict[str, Any]) -> None:
-    if run.console.format != "table":
-        run.console.json(answer)
-        return
+def _job_changed(run: Run, command: dict[str, Any], done: str, many: str) -> int:
+    answer, code = selection.change(run, command, many)
+    if answer is None:
+        return code
     job = answer.get("job") if isinstance(answer.get("job"), dict) else answer
     moment = job.get("next_ms") if job and run.verb in {"cron put", "cron resume"} else None
-    done = {"cron put": "put", "cron pause": "paused", "cron resume": "resumed", "cron remove": "removed"}[
-        run.verb
-    ]
     then = f"; next {until(moment, now_ms())}" if moment is not None else ""
     run.console.line(f"{safe(run.args.job)} {done}{then}")
+    return code
 
 
-def run_now(run: Run) -> None:
+def run_now(run: Run) -> int:
     """Fires a job now, through the gate."""
-    answer = run.link.change({"t": "cron.run", "sid": run.args.sid, "job": run.args.job})
-    if run.console.format != "table":
-        run.console.json(answer)
-        return
+    answer, code = selection.change(run, {"t": "cron.run", "job": run.args.job}, "fired")
+    if answer is None:
+        return code
     held = f"; held by {', '.join(answer.get('by') or ['the gate'])}" if answer.get("held") else ""
     run.console.line(safe(f"fired {run.args.job} as {answer.get('envelope')}{held}"))
+    return code
 
 
 def next_moments(run: Run) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from loopd.cli import arguments as arg
 from loopd.cli.console import safe
-from loopd.cli.exits import OK, Failure, exit_of
+from loopd.cli.exits import Failure
 from loopd.cli.instants import now_ms, span, until
+from loopd.cli.selection import called, change, checked
 from loopd.cli.standing import HOLDS_HEADER, holds_table
 
 TYPE_CHECKING = False
@@ -25,8 +27,25 @@ COMING = {
     "wake": "a wake-up",
 }
 """What happens next, as `why` says it."""
-EACH = "each"
-"""Stands where a batch puts the session's own id."""
+GOAL_DONE = {
+    "goal.set": "given the goal",
+    "goal.pause": "paused",
+    "goal.resume": "resumed",
+    "goal.infeasible": "declared infeasible",
+    "goal.complete": "declared complete",
+    "goal.clear": "rid of the goal",
+}
+"""What was done to each of many sessions."""
+
+
+def hold_of(text: str) -> str:
+    """A kind of hold that stands behind the sessions."""
+    from argparse import ArgumentTypeError
+
+    try:
+        return arg.hold(text)
+    except ArgumentTypeError as error:
+        raise Failure("usage", str(error)) from None
 
 
 def text_or_stdin(text: str) -> str:
@@ -44,55 +63,6 @@ def text_or_stdin(text: str) -> str:
 # -- one or many ------------------------------------------------------------------------------
 
 
-def _carry_out(run: Run, command: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """One direct command, or a batch. Returns the answer and whether it is that of one session."""
-    args = run.args
-    if not (args.sid or args.label or args.all):
-        raise Failure("usage", "which session? expected SID, -l KEY=VALUE or --all")
-    if args.all and (args.sid or args.label):
-        raise Failure("usage", "--all selects every live session; it goes without SID and -l")
-    if len(args.sid) == 1 and not args.label and not args.dry_run:
-        return run.link.change({**command, "sid": args.sid[0]}), True
-    selector: dict[str, Any] = {}
-    if args.sid:
-        selector["sids"] = args.sid
-    if args.label:
-        selector["labels"] = dict(args.label)
-    batch = {"t": "batch", "selector": selector, "cmd": {**command, "sid": EACH}}
-    if args.dry_run:
-        return run.link.ask({**batch, "dry_run": True}), False
-    return run.link.change(batch), False
-
-
-def _batch_told(run: Run, answer: dict[str, Any], done: str) -> int:
-    console = run.console
-    results = answer.get("results", [])
-    failed = [result for result in results if not result.get("ok")]
-    if console.format == "json":
-        console.json(answer)
-    elif console.format == "ndjson":
-        for record in answer.get("would", results):
-            console.json(record)
-    elif "would" in answer:
-        would = answer["would"]
-        console.line(f"would be {done}: {len(would)}")
-        for session in would:
-            console.line(f"  {safe(_called(session))}")
-    else:
-        for result in results:
-            error = result.get("error") or {}
-            words = done if result.get("ok") else f"{error.get('code')}: {error.get('message')}"
-            style = "" if result.get("ok") else "red"
-            console.line(f"{safe(_called(result))}  {console.styled(safe(words), style)}")
-        console.line(f"{len(results) - len(failed)} of {len(results)} {done}")
-    return exit_of(str((failed[0].get("error") or {}).get("code", "conflict"))) if failed else OK
-
-
-def _called(session: dict[str, Any] | str) -> str:
-    """The name of a session in an answer, or its id."""
-    return session if isinstance(session, str) else str(session.get("name") or session["sid"])
-
-
 def suspend(run: Run) -> int:
     """Closes the gate; the answer's `seq` is the proof."""
     args = run.args
@@ -103,12 +73,9 @@ def suspend(run: Run) -> int:
         command["until_ms"] = args.until
     if args.quarantine:
         command["quarantine"] = True
-    answer, single = _carry_out(run, command)
-    if not single:
-        return _batch_told(run, answer, "suspended")
-    if run.console.format != "table":
-        run.console.json(answer)
-        return OK
+    answer, code = change(run, command, "suspended")
+    if answer is None:
+        return code
     now, turn = now_ms(), answer.get("turn")
     when = f" until {until(args.until, now)}" if args.until is not None else " until unsuspended"
     run.console.line(f"suspended {safe(answer['sid'])}{when}; proof: seq {answer['seq']}")
@@ -125,7 +92,7 @@ def suspend(run: Run) -> int:
     run.console.line(
         f"check it later: loopctl verify {safe(answer['sid'])} --suspended-since {answer['seq']}"
     )
-    return OK
+    return code
 
 
 def unsuspend(run: Run) -> int:
@@ -147,13 +114,10 @@ def gate_open(run: Run) -> int:
 
 
 def _lifted(run: Run, command: dict[str, Any], done: str) -> int:
-    answer, single = _carry_out(run, command)
-    if not single:
-        return _batch_told(run, answer, done)
+    answer, code = change(run, command, done)
+    if answer is None:
+        return code
     console = run.console
-    if console.format != "table":
-        console.json(answer)
-        return OK
     removed = answer.get("removed") or []
     console.line(
         f"{safe(answer['sid'])}: removed {safe(', '.join(map(str, removed)))}"
@@ -165,7 +129,7 @@ def _lifted(run: Run, command: dict[str, Any], done: str) -> int:
         console.table(HOLDS_HEADER, holds_table(answer["holds"], now_ms()), flex=3)
     else:
         console.line("the gate is open")
-    return OK
+    return code
 
 
 def interrupt(run: Run) -> int:
@@ -178,12 +142,9 @@ def interrupt(run: Run) -> int:
         command["suspend"] = True
     if args.reason:
         command["reason"] = args.reason
-    answer, single = _carry_out(run, command)
-    if not single:
-        return _batch_told(run, answer, "interrupted")
-    if run.console.format != "table":
-        run.console.json(answer)
-        return OK
+    answer, code = change(run, command, "interrupted")
+    if answer is None:
+        return code
     turn = answer.get("turn")
     number = turn.get("n") if isinstance(turn, dict) else turn
     what = f"turn {number} is cut off" if number else "no turn was running"
@@ -192,7 +153,7 @@ def interrupt(run: Run) -> int:
         f"{what}; nothing automatic starts "
         + (f"until {until(resumes, now_ms())}" if resumes is not None else "until it is unsuspended")
     )
-    return OK
+    return code
 
 
 def end(run: Run) -> int:
@@ -200,32 +161,77 @@ def end(run: Run) -> int:
     command: dict[str, Any] = {"t": "session.end"}
     if run.args.reason:
         command["reason"] = run.args.reason
-    answer, single = _carry_out(run, command)
-    if not single:
-        return _batch_told(run, answer, "ended")
-    if run.console.format == "table":
-        run.console.line(f"ended {safe(str(answer.get('sid', run.args.sid[0])))}")
-    else:
-        run.console.json(answer)
-    return OK
+    answer, code = change(run, command, "ended")
+    if answer is None:
+        return code
+    run.console.line(f"ended {safe(str(answer.get('sid', run.args.sid[0])))}")
+    return code
 
 
-# -- one session ------------------------------------------------------------------------------
-
-
-def send(run: Run) -> None:
+def send(run: Run) -> int:
     """Sends a message; succeeds once it is durable, held or not."""
-    command: dict[str, Any] = {"t": "send", "sid": run.args.sid, "text": text_or_stdin(run.args.text)}
+    command: dict[str, Any] = {"t": "send", "text": text_or_stdin(run.args.text)}
     if run.args.dedupe:
         command["dedupe"] = run.args.dedupe
-    answer = run.link.change(command)
-    if run.console.format != "table":
-        run.console.json(answer)
-        return
+    answer, code = change(run, command, "written to")
+    if answer is None:
+        return code
     held = f"; held by {', '.join(answer.get('by') or ['the gate'])}" if answer.get("held") else ""
     run.console.line(safe(f"accepted as {answer['id']} (seq {answer['seq']}){held}"))
     if held:
-        run.console.line(f"why, and until when: loopctl why {safe(run.args.sid)}")
+        run.console.line(f"why, and until when: loopctl why {safe(run.args.sid[0])}")
+    return code
+
+
+def gate_extend(run: Run) -> int:
+    """Moves the deadline of one hold later."""
+    args, kind = run.args, run.args.kind
+    one = len(args.sid) == 1 and not args.label
+    if kind is None and args.sid and not one:
+        kind = hold_of(args.sid.pop())
+    checked(run)
+    if kind is None and not one:
+        raise Failure("usage", "which hold? expected --kind KIND, for many sessions")
+    if kind is None:
+        answer = run.link.ask({"t": "gate.get", "sid": args.sid[0]})
+        kinds = [hold["kind"] for hold in answer.get("holds") or []]
+        if len(kinds) != 1:
+            stands = ", ".join(kinds) or "none"
+            raise Failure(
+                "usage",
+                f"which hold? {args.sid[0]} has {stands}; expected KIND",
+                hint="loopctl gate get SID",
+            )
+        kind = kinds[0]
+    command = {"t": "gate.extend", "kind": kind, "until_ms": args.until}
+    answer, code = change(run, command, "extended")
+    if answer is not None:
+        run.console.line(f"{safe(args.sid[0])}: {kind} until {until(args.until, now_ms())}")
+    return code
+
+
+def goal_set(run: Run) -> int:
+    """Sets or replaces the goal."""
+    return _goal_changed(run, {"t": "goal.set", "text": text_or_stdin(run.args.text)})
+
+
+def goal_change(run: Run) -> int:
+    """Changes the goal's status: the verb names the command."""
+    command: dict[str, Any] = {"t": run.verb.replace(" ", ".")}
+    if getattr(run.args, "reason", ""):
+        command["reason"] = run.args.reason
+    return _goal_changed(run, command)
+
+
+def _goal_changed(run: Run, command: dict[str, Any]) -> int:
+    answer, code = change(run, command, GOAL_DONE[command["t"]])
+    if answer is not None:
+        goal = answer.get("goal")
+        run.console.line(safe(f"goal {goal['status']}: {goal.get('text', '')}" if goal else "no goal"))
+    return code
+
+
+# -- one session ------------------------------------------------------------------------------
 
 
 def why(run: Run) -> None:
@@ -237,7 +243,7 @@ def why(run: Run) -> None:
         return
     now, holds = now_ms(), answer.get("holds") or []
     style = "yellow" if answer["gate"] == "closed" else "green"
-    console.line(f"{safe(_called(answer))}: gate {console.styled(answer['gate'], style)}")
+    console.line(f"{safe(called(answer))}: gate {console.styled(answer['gate'], style)}")
     if holds:
         console.table(HOLDS_HEADER, holds_table(holds, now), flex=3)
         for line in answers(answer):
@@ -280,7 +286,7 @@ def why(run: Run) -> None:
 
 def answers(answer: dict[str, Any]) -> list[str]:
     """What a person can do about holds that `gate open` does not remove."""
-    name, found = safe(_called(answer)), []
+    name, found = safe(called(answer)), []
     for hold in answer.get("holds") or []:
         if hold["kind"] == "AwaitingApproval":
             found.append(f"answer it: loopctl approve {name} | loopctl deny {name} --reason TEXT")
@@ -301,54 +307,3 @@ def gate_get(run: Run) -> None:
     run.console.line(f"gate {'closed' if holds else 'open'}")
     if holds:
         run.console.table(HOLDS_HEADER, holds_table(holds, now_ms()), flex=3)
-
-
-def gate_extend(run: Run) -> None:
-    """Moves the deadline of one hold later."""
-    args, kind = run.args, run.args.kind
-    if kind is None:
-        answer = run.link.ask({"t": "gate.get", "sid": args.sid})
-        kinds = [hold["kind"] for hold in answer.get("holds") or []]
-        if len(kinds) != 1:
-            stands = ", ".join(kinds) or "none"
-            raise Failure(
-                "usage", f"which hold? {args.sid} has {stands}; expected KIND", hint="loopctl gate get SID"
-            )
-        kind = kinds[0]
-    answer = run.link.change({"t": "gate.extend", "sid": args.sid, "kind": kind, "until_ms": args.until})
-    if run.console.format == "table":
-        run.console.line(f"{safe(args.sid)}: {kind} until {until(args.until, now_ms())}")
-    else:
-        run.console.json(answer)
-
-
-def goal_set(run: Run) -> None:
-    """Sets or replaces the goal."""
-    text = text_or_stdin(run.args.text)
-    _goal_told(run, run.link.change({"t": "goal.set", "sid": run.args.sid, "text": text}))
-
-
-def goal_change(run: Run) -> None:
-    """Changes the goal's status: the verb names the command."""
-    command: dict[str, Any] = {"t": run.verb.replace(" ", "."), "sid": run.args.sid}
-    if getattr(run.args, "reason", ""):
-        command["reason"] = run.args.reason
-    _goal_told(run, run.link.change(command))
-
-
-def goal_switch(run: Run) -> int:
-    """Pauses or resumes goals: the verb names the command."""
-    command = {"t": run.verb.replace(" ", ".")}
-    answer, single = _carry_out(run, command)
-    if not single:
-        return _batch_told(run, answer, f"{run.verb.partition(' ')[2].removesuffix('e')}ed")
-    _goal_told(run, answer)
-    return OK
-
-
-def _goal_told(run: Run, answer: dict[str, Any]) -> None:
-    if run.console.format != "table":
-        run.console.json(answer)
-        return
-    goal = answer.get("goal")
-    run.console.line(safe(f"goal {goal['status']}: {goal.get('text', '')}" if goal else "no goal"))

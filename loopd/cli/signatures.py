@@ -64,7 +64,7 @@ def new(parser: argparse.ArgumentParser) -> None:
 
 def send(parser: argparse.ArgumentParser) -> None:
     """`loopctl send`."""
-    arg.sid(parser)
+    arg.selection(parser)
     parser.add_argument("text", metavar="TEXT", help="message; `-` reads standard input")
     parser.add_argument("--dedupe", metavar="KEY", help="the same key again is accepted once")
 
@@ -118,10 +118,8 @@ def end(parser: argparse.ArgumentParser) -> None:
 
 def gate_extend(parser: argparse.ArgumentParser) -> None:
     """`loopctl gate extend`."""
-    arg.sid(parser)
-    parser.add_argument(
-        "kind", metavar="KIND", nargs="?", type=arg.hold, help="which hold, if there are several"
-    )
+    arg.selection(parser, behind=("KIND", "which hold, if there are several"))
+    parser.add_argument("--kind", type=arg.hold, metavar="KIND", help="which hold, for all that are selected")
     parser.add_argument(
         "--until", type=arg.moment, required=True, metavar="WHEN", help="the new, later deadline"
     )
@@ -135,24 +133,24 @@ def gate_open(parser: argparse.ArgumentParser) -> None:
 
 
 def one_session(parser: argparse.ArgumentParser) -> None:
-    """`loopctl why, goal pause, …: one session`."""
+    """`loopctl why, gate get, …: one session`."""
     arg.sid(parser)
 
 
 def goal_set(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal set`."""
-    arg.sid(parser)
+    arg.selection(parser)
     parser.add_argument("text", metavar="TEXT", help="the goal; `-` reads standard input")
 
 
 def goal_switch(parser: argparse.ArgumentParser) -> None:
-    """`loopctl goal pause|resume`."""
+    """`loopctl goal pause|resume|clear`."""
     arg.selection(parser)
 
 
 def goal_end(parser: argparse.ArgumentParser) -> None:
     """`loopctl goal complete|infeasible`."""
-    arg.sid(parser)
+    arg.selection(parser)
     arg.reason(parser)
 
 
@@ -271,7 +269,7 @@ def verify(parser: argparse.ArgumentParser) -> None:
 
 def cron_put(parser: argparse.ArgumentParser) -> None:
     """`loopctl cron put`."""
-    arg.sid(parser)
+    arg.selection(parser)
     parser.add_argument("job", metavar="JOB", help="name of the job; an existing one is replaced")
     parser.add_argument("expr", metavar="EXPR", help="five cron fields in quotes")
     parser.add_argument("text", metavar="TEXT", help="message; `-` reads standard input")
@@ -295,7 +293,7 @@ def cron_put(parser: argparse.ArgumentParser) -> None:
 
 def cron_job(parser: argparse.ArgumentParser) -> None:
     """`loopctl cron pause|resume|remove|run`."""
-    arg.sid(parser)
+    arg.selection(parser)
     parser.add_argument("job", metavar="JOB", help="name of the job")
 
 

@@ -32,7 +32,9 @@ def state(session: dict[str, Any]) -> Cell:
 def because(session: dict[str, Any], now: int) -> str:
     """Why it is in that state."""
     if session.get("imported"):
-        return f"only to be read: {session['imported']['events']:,} events of log {session['imported']['log']}"
+        return (
+            f"only to be read: {session['imported']['events']:,} events of log {session['imported']['log']}"
+        )
     if session.get("status", "live") != "live":
         return str(session.get("stop_reason") or "ended")
     if session.get("holds"):
@@ -96,7 +98,9 @@ def all_sessions(run: Run, **command: Any) -> list[dict[str, Any]]:
     return pages_of(run.link.ask, {"t": "session.list", **(command or {"selector": {"ended": True}})})
 
 
-def pages_of(ask: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]) -> list[dict[str, Any]]:
+def pages_of(
+    ask: Callable[[dict[str, Any]], dict[str, Any]], command: dict[str, Any]
+) -> list[dict[str, Any]]:
     """The sessions on every page of an answer."""
     answer = ask(command)
     sessions = list(answer["sessions"])

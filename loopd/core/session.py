@@ -77,7 +77,16 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.sources import SOURCE_POLICIES
 
 TURN_INPUTS = frozenset(
-    {StepReported, TurnEnded, AgentAsked, RetryReported, Remembered, StreamJudged, EffectIntended, ContextShrunk}
+    {
+        StepReported,
+        TurnEnded,
+        AgentAsked,
+        RetryReported,
+        Remembered,
+        StreamJudged,
+        EffectIntended,
+        ContextShrunk,
+    }
     | {PermitAsked, AffordAsked}
 )
 """Inputs that speak for one turn and are stale when that turn is over."""
@@ -98,7 +107,13 @@ def advance(session: Session, given: Input, now: int, house: House) -> Advanced:
     decision = Decision(session, now, house)
     if session.status != "live" and not isinstance(
         given,
-        Ticked | Recovered | Reconsidered | ResumeRequested | EffectEnded | EffectResolved | BudgetSetRequested,
+        Ticked
+        | Recovered
+        | Reconsidered
+        | ResumeRequested
+        | EffectEnded
+        | EffectResolved
+        | BudgetSetRequested,
     ):
         if type(given) in TURN_INPUTS or isinstance(given, CutRequested | ModelReported):
             return decision.stale()

@@ -219,6 +219,8 @@ class Daemon:
             deliveries = Deliveries(bus, dispatcher.hooks, now_ms=self.clock.now_ms)
             forensics = Forensics(self.data, config, store, self.clock)
             dispatcher.forensics = forensics.desk(router, queries)
+            doors = Doors(self, dispatcher, bus, self.keyring, metrics)
+            cut = 0
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
                 self._proxy = ModelProxy(
@@ -258,7 +260,6 @@ class Daemon:
                         tasks.start_soon(_tidy, self._premises, router)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)
-                    doors = Doors(self, dispatcher, bus, self.keyring, metrics)
                     await doors.open(tasks, sock)
                     self.server, self.http = doors.server, doors.http
                     await self.say(self._started(router, store))

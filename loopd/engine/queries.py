@@ -387,4 +387,6 @@ class Queries:
 
 def _as_shown(message: Message, digest: str, chars: Sequence[int]) -> Message | None:
     """The message as a compaction left it, found by its digest; None when it is not to be found."""
-    return next((m for m in (shortened(message, each) for each in chars) if content_digest(m) == digest), None)
+    return next(
+        (m for m in (shortened(message, each) for each in chars) if content_digest(m) == digest), None
+    )

@@ -36,7 +36,15 @@ FROM journal AS j LEFT JOIN session AS s ON s.num = j.sid
 WHERE j.principal NOT IN ('', 'daemon') AND j.body IS NOT NULL AND {where}
 ORDER BY j.seq DESC LIMIT ?
 """
-_CONSEQUENCES = ("turn.*", "effect.*", "provider.*", "degeneration.*", "detector.*", "envelope.held", "progress.*")
+_CONSEQUENCES = (
+    "turn.*",
+    "effect.*",
+    "provider.*",
+    "degeneration.*",
+    "detector.*",
+    "envelope.held",
+    "progress.*",
+)
 """Kinds that follow from what somebody did and are not it."""
 
 

@@ -188,8 +188,10 @@ def test_sections_inside_sections_are_read_and_their_mistakes_named(tmp_path: Pa
         load(file, environ={"LOOPD_DRIVERS_CHAT_RETRYS": "1"})
     assert refused.value.problems == (
         f"unknown key 'drivers.chat.retrys' in {file}; nearest known key is 'drivers.chat.retries'",
-        "unknown variable 'LOOPD_DRIVERS_CHAT_RETRYS' in the environment; nearest known one is "
-        "'LOOPD_DRIVERS_CHAT_RETRIES'",
+        (
+            "unknown variable 'LOOPD_DRIVERS_CHAT_RETRYS' in the environment; nearest known one is "
+            "'LOOPD_DRIVERS_CHAT_RETRIES'"
+        ),
         "drivers.chat.tool_parallel: expected `int` >= 1; got 0",
     )
     file.write_text("[drivers]\nchat = 5\n")

@@ -92,7 +92,7 @@ def deep(depth: int) -> bytes:
         (b'{"t":"send","sid":"../../etc/passwd","text":"a"}', "invalid", "sid"),
         (b'{"t":"interrupt","sid":"x","for_ms":-1}', "invalid", "for_ms"),
         (b'{"t":"interrupt","sid":"x","for_ms":0}', "invalid", "for_ms"),
-        (b'{"t":"budget.set","sid":"x","tokens":-1}', "unknown_type", ""),
+        (b'{"t":"budget.spend","sid":"x","tokens":-1}', "unknown_type", ""),
         (b'{"t":"daemon.drain","budget_ms":-1}', "invalid", "budget_ms"),
         (b'{"t":"cron.history","sid":"x","limit":-1}', "invalid", "limit"),
         (b'{"t":"history.page","limit":1001}', "invalid", "limit"),
@@ -314,12 +314,15 @@ def http_status(daemon: Daemon, path: str) -> int:
             return int(error.code)
 
 
+SMALL_BALLAST = f"[store]\nballast_bytes = {4 << 20}\n"
+
+
 @pytest.fixture
 def small_disk(house: House) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+    """A file system of 48 MiB."""
     folder = house.folder / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -333,7 +336,7 @@ def small_disk(house: House) -> Iterator[Path]:
 def test_a_full_disk_refuses_writes_and_the_daemon_recovers_when_there_is_room(
     house: House, small_disk: Path
 ) -> None:
-    daemon = house.daemon("disk/d", http=True).start()
+    daemon = house.daemon("disk/d", http=True, config=SMALL_BALLAST).start()
     script = house.script(working())
     sid = daemon.scripted(script)
     daemon.call("suspend", sid, quarantine=True)
@@ -370,7 +373,7 @@ def recovered(call: Any) -> dict[str, Any]:
 
 
 def test_a_working_session_survives_a_full_disk(house: House, small_disk: Path) -> None:
-    daemon = house.daemon("disk/d").start()
+    daemon = house.daemon("disk/d", config=SMALL_BALLAST).start()
     with endpoint([say("Chapter {n}. " + "words " * 500)]) as (model, _):
         sid = daemon.chat(model.base_url, goal="write", set=BUSY)
         daemon.until(sid, "turn.completed", count=3)

@@ -42,6 +42,7 @@ VERBS: dict[str, Verb] = {
         "loopctl budget set mapper tokens=2M/5h cost=20",
         "loopctl budget set -l team=web cost=50/1d --reason 'sprint'",
         "loopctl budget set mapper wall=8h turns=200/1d",
+        "loopctl budget set --each -l team=web tokens=500k/1d --dry-run",
     ),
     "budget remove": Verb(
         "remove limits",
@@ -56,6 +57,7 @@ VERBS: dict[str, Verb] = {
         budgets.config_arguments,
         "loopctl set mapper stop.profile=yolo rules.exact_repeat.soft=3",
         "loopctl set mapper --unset stop.profile",
+        "loopctl set -l team=web stop.profile=yolo --dry-run",
         "loopctl set mapper --deny 'command:git push *' --ask class:net --allow all",
     ),
 }

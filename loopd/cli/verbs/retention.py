@@ -26,6 +26,7 @@ VERBS: dict[str, Verb] = {
         "keeping:hold",
         retention.hold_arguments,
         "loopctl retention hold mapper --reason 'case 2026-117'",
+        "loopctl retention hold -l client=acme --dry-run",
     ),
     "retention release": Verb(
         "end a legal hold",

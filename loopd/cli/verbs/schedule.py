@@ -11,12 +11,14 @@ VERBS: dict[str, Verb] = {
         "schedule:put",
         sign.cron_put,
         "loopctl cron put mapper nightly '0 3 * * *' 'check the build' --tz Europe/Berlin",
+        "loopctl cron put -l team=web nightly '0 3 * * *' 'check the build' --dry-run",
     ),
     "cron pause": Verb(
         "skip due moments until it is resumed",
         "schedule:change",
         sign.cron_job,
         "loopctl cron pause mapper nightly",
+        "loopctl cron pause -l team=web nightly",
     ),
     "cron resume": Verb(
         "fire again from the next due moment on",

@@ -22,6 +22,7 @@ VERBS: dict[str, Verb] = {
         sign.send,
         "loopctl send mapper 'look at chapter 3 first'",
         "git diff | loopctl send mapper -",
+        "loopctl send -l team=web 'the freeze is over' --dry-run",
     ),
     "suspend": Verb(
         "close the gate, with proof",
@@ -56,6 +57,7 @@ VERBS: dict[str, Verb] = {
         "sessions:gate_extend",
         sign.gate_extend,
         "loopctl gate extend mapper Degeneration --until 3h",
+        "loopctl gate extend -l team=web --kind Degeneration --until 3h",
     ),
     "gate open": Verb(
         "remove holds by hand",
@@ -69,16 +71,17 @@ VERBS: dict[str, Verb] = {
         "sessions:goal_set",
         sign.goal_set,
         "loopctl goal set mapper 'map every module'",
+        "loopctl goal set -l team=web 'all tests pass' --dry-run",
     ),
     "goal pause": Verb(
         "no continuation until it is resumed",
-        "sessions:goal_switch",
+        "sessions:goal_change",
         sign.goal_switch,
         "loopctl goal pause mapper",
         "loopctl goal pause -l team=web",
     ),
     "goal resume": Verb(
-        "make the goal active again", "sessions:goal_switch", sign.goal_switch, "loopctl goal resume mapper"
+        "make the goal active again", "sessions:goal_change", sign.goal_switch, "loopctl goal resume mapper"
     ),
     "goal infeasible": Verb(
         "declare that it cannot be reached",
@@ -90,7 +93,7 @@ VERBS: dict[str, Verb] = {
         "declare that it is reached", "sessions:goal_change", sign.goal_end, "loopctl goal complete mapper"
     ),
     "goal clear": Verb(
-        "forget the goal", "sessions:goal_change", sign.one_session, "loopctl goal clear mapper"
+        "forget the goal", "sessions:goal_change", sign.goal_switch, "loopctl goal clear mapper"
     ),
     "end": Verb(
         "end a session for good", "sessions:end", sign.end, "loopctl end mapper --reason 'no longer needed'"
@@ -107,5 +110,6 @@ VERBS: dict[str, Verb] = {
         "runs:resume",
         runs.resume_arguments,
         "loopctl resume mapper --reason 'the test is fixed'",
+        "loopctl resume -l team=web --dry-run",
     ),
 }

@@ -62,7 +62,9 @@ async def fill(path: Path) -> dict[str, object]:
                     id="f1", n=7, call="c1", tool="shell", args_sha256="ab" * 32, tool_class="exec"
                 ),
                 ev.EffectOutcome(id="f1", outcome="uncertain"),
-                night.gate(Degeneration(until_ms=400 * DAY_MS, rule="repeated_text", by="rule:repeated_text")),
+                night.gate(
+                    Degeneration(until_ms=400 * DAY_MS, rule="repeated_text", by="rule:repeated_text")
+                ),
             )
         )
         hold = UserSuspend(by="uid:1000", reason="cost review")
