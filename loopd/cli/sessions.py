@@ -193,8 +193,8 @@ def gate_extend(run: Run) -> int:
     if kind is None and not one:
         raise Failure("usage", "which hold? expected --kind KIND, for many sessions")
     if kind is None:
-        answer = run.link.ask({"t": "gate.get", "sid": args.sid[0]})
-        kinds = [hold["kind"] for hold in answer.get("holds") or []]
+        gate = run.link.ask({"t": "gate.get", "sid": args.sid[0]})
+        kinds = [hold["kind"] for hold in gate.get("holds") or []]
         if len(kinds) != 1:
             stands = ", ".join(kinds) or "none"
             raise Failure(

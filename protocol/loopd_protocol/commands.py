@@ -31,8 +31,13 @@ from loopd_protocol.forensic_commands import (
 )
 from loopd_protocol.holds import HOLD_KINDS  # noqa: F401  (re-exported for clients)
 from loopd_protocol.policy import BudgetLimits, PolicyRules
-from loopd_protocol.policy_commands import POLICY_SCOPES, AnyPolicyCommand
-from loopd_protocol.retention_commands import RETENTION_SCOPES, AnyRetentionCommand
+from loopd_protocol.policy_commands import POLICY_SCOPES, AnyPolicyCommand, BudgetSet, SessionSet
+from loopd_protocol.retention_commands import (
+    RETENTION_SCOPES,
+    AnyRetentionCommand,
+    RetentionHold,
+    RetentionRelease,
+)
 
 IDLE_MIN_S, IDLE_MAX_S = 60, 86_400
 WAKES_MAX = 8
@@ -580,14 +585,52 @@ class DaemonStop(Command, frozen=True, kw_only=True, tag="daemon.stop"):
     """Stops at once and in order: running turns are interrupted with their partial text."""
 
 
+ForMany = (
+    Suspend
+    | Unsuspend
+    | Interrupt
+    | GateOpen
+    | GateExtend
+    | GoalSet
+    | GoalPause
+    | GoalResume
+    | GoalInfeasible
+    | GoalComplete
+    | GoalClear
+    | Send
+    | SessionEnd
+    | SessionResume
+    | SessionSet
+    | BudgetSet
+    | CronPut
+    | CronPause
+    | CronResume
+    | CronRemove
+    | CronRun
+    | RetentionHold
+    | RetentionRelease
+)
+"""What can be done to many sessions at once: every change of a session but those of `ONE_BY_ONE`."""
+
+ONE_BY_ONE: dict[str, str] = {
+    "inbox.drop": "names an envelope of one session",
+    "effect.resolve": "names an effect of one session, which a person has looked at",
+    "approval.answer": "names a question of one session, which a person has read",
+    "session.fork": "names a turn of one session, and makes another",
+    "import.drop": "takes back one archive that was brought in",
+}
+"""Changes that speak of one session and are in no `batch`, and why."""
+
+
 class Batch(Command, frozen=True, kw_only=True, tag="batch"):
     """Carries out one command for each selected session; its own `sid` is replaced.
 
-    → `{"results": [{"sid","ok",…}]}`; with `dry_run` only the sessions it would touch.
+    → `{"results": [{"sid","ok",…}]}`; with `dry_run` only the sessions it would touch. The refusal of one
+    session is told in its result and stops none of the others.
     """
 
     selector: Selector
-    cmd: Suspend | Unsuspend | Interrupt | GateOpen | GateExtend | GoalPause | GoalResume | Send | SessionEnd
+    cmd: ForMany
     dry_run: bool = False
 
 

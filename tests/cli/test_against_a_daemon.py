@@ -211,6 +211,55 @@ def test_a_batch_fails_with_the_code_of_its_first_failure(stage: Stage) -> None:
     assert said.code == 4
 
 
+MANY = [
+    "suspend --until 1h", "gate extend --kind UserSuspend --until 3h", "gate open", "suspend", "unsuspend", "interrupt", "goal set text", "goal pause", "goal resume",
+    "goal infeasible", "goal complete", "goal clear", "send hello", "set rules.repeated_text.threshold=9", "budget set --each turns=500 tokens=9M",
+    "budget remove --each turns", "cron put job 0\u00a03\u00a0*\u00a0*\u00a0* text", "cron pause job", "cron resume job", "cron run job", "cron remove job",
+    "retention hold", "retention release", "end", "resume",
+]  # fmt: skip
+
+
+def test_every_change_is_made_to_all_that_a_label_selects_and_to_none_by_a_dry_run(stage: Stage) -> None:
+    names = [stage.session("-l", "all=verbs"), stage.session("-l", "all=verbs")]
+    other = stage.session("-l", "all=others")
+    stage.ok("suspend", other)
+    quiet = stage.ok("tail", other)["events"][-1]["seq"]
+
+    def last() -> list[int]:
+        return [stage.ok("tail", name)["events"][-1]["seq"] for name in names]
+
+    for line in MANY:
+        words = [word.replace("\u00a0", " ") for word in line.split(" ")]
+        for name in names:  # a turn that runs would write as well
+            if line != "resume":
+                stage.ok("wait", name, "--until", "idle")
+        before = last()
+        would = stage.ok(*words, "-l", "all=verbs", "--dry-run")["would"]
+        assert {row["name"] for row in would} == set(names), line
+        told = stage.ctl(*words, "-l", "all=verbs", "--dry-run")
+        assert (told.code, told.out.splitlines()[0].startswith("would be ")) == (0, True), line
+        assert last() == before, line
+        results = stage.ok(*words, "-l", "all=verbs")["results"]
+        assert {row["name"] for row in results} == set(names), line
+        assert all(row["ok"] for row in results), line
+    assert stage.ok("tail", other)["events"][-1]["seq"] == quiet
+
+
+def test_one_that_refuses_is_told_and_the_others_are_changed(stage: Stage) -> None:
+    one, two = stage.session("-l", "jobs=1"), stage.session("-l", "jobs=1")
+    stage.ok("cron", "put", two, "nightly", "0 3 * * *", "check the build")
+    said = stage.ctl("cron", "pause", "-l", "jobs=1", "nightly")
+    lines = said.out.splitlines()
+    assert (said.code, lines[2]) == (3, "1 of 2 paused")
+    assert lines[0].startswith(f"{one}  not_found: ")
+    assert lines[1] == f"{two}  paused"
+    assert stage.ok("cron", "list", two)["jobs"][0]["paused"] is True
+    for name in (one, two):
+        stage.ok("budget", "set", "-l", "jobs=1", "turns=90")
+        budgets = stage.ok("budget", name)["budgets"]
+        assert [each["scope"] for each in budgets] == ["jobs=1"], "without --each they share it"
+
+
 # -- exit codes -------------------------------------------------------------------------------
 
 

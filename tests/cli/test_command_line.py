@@ -17,6 +17,7 @@ from loopd.cli.arguments import HOLDS, hold, label, setting
 from loopd.cli.exits import Failure
 from loopd.cli.operator import find_verb, leaf_parser, whole_parser
 from loopd.cli.verbs import GROUPS, VERBS
+from loopd_protocol.commands import COMMAND_TYPES, MUTATING, ONE_BY_ONE, ForMany
 from loopd_protocol.errors import ERRORS
 from loopd_protocol.holds import HOLD_KINDS
 from tests.cli.conftest import run
@@ -49,6 +50,73 @@ def test_options_that_go_everywhere_go_everywhere(words: list[str]) -> None:
     assert (args.output, args.socket) == ("json", NO_DAEMON)
 
 
+MANY = {
+    "suspend": "suspend",
+    "unsuspend": "unsuspend",
+    "interrupt": "interrupt",
+    "gate open": "gate.open",
+    "gate extend --until 3h": "gate.extend",
+    "goal set TEXT": "goal.set",
+    "goal pause": "goal.pause",
+    "goal resume": "goal.resume",
+    "goal infeasible": "goal.infeasible",
+    "goal complete": "goal.complete",
+    "goal clear": "goal.clear",
+    "send TEXT": "send",
+    "end": "session.end",
+    "resume": "session.resume",
+    "set k=v": "session.set",
+    "budget set turns=5": "budget.set",
+    "budget remove turns": "budget.set",
+    "cron put JOB EXPR TEXT": "cron.put",
+    "cron pause JOB": "cron.pause",
+    "cron resume JOB": "cron.resume",
+    "cron remove JOB": "cron.remove",
+    "cron run JOB": "cron.run",
+    "retention hold": "retention.hold",
+    "retention release": "retention.release",
+}
+"""Verbs, with what they want besides a session, and the command that each sends."""
+
+
+def test_every_change_of_a_session_is_for_many_or_says_why_not() -> None:
+    of_a_session = {name for name in MUTATING if "sid" in COMMAND_TYPES[name].__struct_fields__}
+    for_many = {str(cls.__struct_config__.tag) for cls in ForMany.__args__}
+    assert for_many | set(ONE_BY_ONE) == of_a_session
+    assert not for_many & set(ONE_BY_ONE)
+    assert set(MANY.values()) == for_many
+    for cls in ForMany.__args__:  # what a batch replaces is all that names a session
+        assert not {"other_sid", "parent", "sids"} & set(cls.__struct_fields__)
+
+
+@pytest.mark.parametrize("line", MANY)
+def test_a_verb_for_many_takes_labels_all_and_a_dry_run(line: str) -> None:
+    for words in (["-l", "a=b", "-l", "c=d", "--dry-run"], ["--all", "--dry-run"], ["s1", "s2", "--dry-run"]):
+        verb = line.split()[: 2 if " ".join(line.split()[:2]) in VERBS else 1]
+        name, rest = find_verb([*verb, *words, *line.split()[len(verb) :]])
+        args = leaf_parser(name, VERBS[name]).parse_args(rest)
+        assert (args.dry_run, args.all) == (True, "--all" in words)
+        assert args.label == ([("a", "b"), ("c", "d")] if "-l" in words else [])
+        assert args.sid[:2] == ["s1", "s2"] or "s1" not in words
+
+
+@pytest.mark.parametrize(
+    ("line", "sid", "text"),
+    [
+        ("s1 --dedupe k TEXT", ["s1"], "TEXT"),
+        ("--dedupe k s1 TEXT", ["s1"], "TEXT"),
+        ("s1 s2 TEXT --dedupe k", ["s1", "s2"], "TEXT"),
+        ("-l a=b --dedupe k TEXT", [], "TEXT"),
+        ("TEXT -l a=b --dedupe k", [], "TEXT"),
+        ("s1 --dedupe k -- --dry-run", ["s1"], "--dry-run"),
+        ("--dedupe k -- s1 -l", ["s1"], "-l"),
+    ],
+)
+def test_options_may_stand_between_the_words_of_a_verb(line: str, sid: list[str], text: str) -> None:
+    args = leaf_parser("send", VERBS["send"]).parse_args(line.split())
+    assert (args.sid, args.text, args.dedupe, args.dry_run) == (sid, text, "k", False)
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [(["inbox", "s1"], "inbox list"), (["gate", "s1"], "gate get"), (["cron"], "cron list"), (["cron", "-o", "json"], "cron list")],
@@ -74,6 +142,16 @@ def test_a_message_may_look_like_anything() -> None:
         (["ps", "-o", "xml"], "invalid choice: 'xml'"),
         (["suspend"], "expected SID, -l KEY=VALUE or --all"),
         (["suspend", "s1", "--all"], "--all selects every live session"),
+        (["resume", "s1", "--all"], "--all selects every session;"),
+        (["goal", "set", "text"], "expected SID, -l KEY=VALUE or --all"),
+        (["goal", "set", "--all"], "required: TEXT"),
+        (["gate", "extend", "--all", "--until", "3h"], "expected --kind KIND"),
+        (["set", "-l", "a=b"], "what is to change?"),
+        (["set", "k=v"], "which session?"),
+        (["budget", "set", "turns=5"], "which budget?"),
+        (["budget", "set", "-l", "a=b", "s1", "turns=5"], "that of one label"),
+        (["budget", "set", "-l", "a=b", "-l", "c=d", "turns=5"], "or --each"),
+        (["budget", "remove", "s1", "nothing"], "names no budget"),
         (["suspend", "s1", "--until", "3"], "'3' is no moment; expected a moment such as"),
         (["suspend", "s1", "--untill", "3h"], "--untill"),
         (["suspend", "-l", "=x"], "expected KEY=VALUE"),

@@ -24,7 +24,7 @@ from loopd.server.agent_door import AgentTokens
 from loopd.server.http.routes import resource_routes
 from loopd_protocol import codec
 from loopd_protocol.access_commands import TokenNew, TokenRevoke
-from loopd_protocol.commands import COMMAND_TYPES, SCOPES
+from loopd_protocol.commands import COMMAND_TYPES, SCOPES, ForMany
 from loopd_protocol.errors import ERRORS, Refused
 from tests.control_stage import dialled
 from tests.faces import Faces, faces
@@ -213,6 +213,27 @@ async def test_lists_status_events_and_batches_end_where_the_reach_ends():
             assert ops not in json.dumps(snap)
             await wire.send({"t": "sub", "id": "o", "sel": {"sids": [ops]}})
             assert (await wire.until("err"))["code"] == "not_found"
+
+
+@pytest.mark.parametrize("kind", [str(cls.__struct_config__.tag) for cls in ForMany.__args__])
+async def test_no_batch_reaches_beyond_the_labels_of_its_token(kind: str):
+    async with faces() as at:
+        web, ops = await two_teams(at)
+        await at.engine.settle()
+        token = await at.token(*sorted(ALL_SCOPES), labels={"team": "web"})
+        before = await at.engine.events(ops)
+        async with at.http(token) as client:
+            for inner in ("x", ops):
+                body = {"selector": {"ended": True}, "cmd": sample(kind, sid=inner)}
+                dry = await client.post("/v1/batch", json={**body, "dry_run": True})
+                assert [row["sid"] for row in dry.json()["r"]["would"]] == [web], kind
+                done = await client.post("/v1/batch", json=body)
+                assert [row["sid"] for row in done.json()["r"]["results"]] == [web], kind
+                named = await client.post("/v1/batch", json={**body, "selector": {"sids": [ops]}})
+                assert named.status_code == 404
+                other = await client.post("/v1/batch", json={**body, "selector": {"labels": {"team": "ops"}}})
+                assert other.json()["code"] == "forbidden"
+        assert await at.engine.events(ops) == before
 
 
 async def test_nobody_gives_on_more_than_they_have():
