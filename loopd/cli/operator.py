@@ -49,7 +49,8 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse as argparse would, but let the words of several arguments be apart from each other."""
         words = list(args)
-        if "--" in words:  # argparse would forget it between its two passes: hide the dashes behind it instead
+        if "--" in words:
+            # argparse would forget it between its two passes: hide the dashes behind it instead
             cut = words.index("--")
             words[cut:] = [_HIDDEN + word if word.startswith("-") else word for word in words[cut + 1 :]]
         found = self.parse_intermixed_args(words, namespace)

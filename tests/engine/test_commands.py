@@ -14,6 +14,7 @@ from loopd.engine.ports import TurnHost
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
+from loopd_protocol.policy_commands import PEOPLE_ONLY
 from loopd_protocol.sources import Source
 from tests.engine.stage import AGENT, CHANNEL, HUMAN, Gate, Stage, say, stage
 
@@ -386,6 +387,96 @@ async def test_one_session_that_refuses_does_not_stop_a_batch() -> None:
         results = (await on.call(batch)).result["results"]
         assert [r["ok"] for r in results] == [True, False, True]
         assert results[1]["error"]["code"] == "session_terminal"
+
+
+FOR_MANY: list[cm.Command] = [
+    cm.Suspend(sid="x"),
+    cm.Unsuspend(sid="x"),
+    cm.Interrupt(sid="x"),
+    cm.GateOpen(sid="x"),
+    cm.GateExtend(sid="x", kind="UserSuspend", until_ms=2_000_000_000_000),
+    cm.GoalSet(sid="x", text="another"),
+    cm.GoalPause(sid="x"),
+    cm.GoalResume(sid="x"),
+    cm.GoalInfeasible(sid="x"),
+    cm.GoalComplete(sid="x"),
+    cm.GoalClear(sid="x"),
+    cm.Send(sid="x", text="hi"),
+    cm.SessionEnd(sid="x"),
+    cm.SessionResume(sid="x"),
+    cm.SessionSet(sid="x", set={"rules.repeated_text.threshold": 9}),
+    cm.BudgetSet(sid="x", kind="turns"),
+    cm.CronPut(sid="x", job="j", expr="0 4 * * *", text="t"),
+    cm.CronPause(sid="x", job="j"),
+    cm.CronResume(sid="x", job="j"),
+    cm.CronRemove(sid="x", job="j"),
+    cm.CronRun(sid="x", job="j"),
+]
+"""All that can be done to many but legal holds: their desk is not on this stage."""
+
+
+def test_the_list_of_what_is_for_many_is_whole() -> None:
+    assert {type(command) for command in FOR_MANY} == set(cm.ForMany.__args__) - {
+        cm.RetentionHold,
+        cm.RetentionRelease,
+    }
+
+
+@pytest.mark.parametrize("command", FOR_MANY, ids=lambda command: command.type)
+async def test_each_change_is_made_to_many_and_one_refusal_stops_none(command: Any) -> None:
+    async with stage() as on:
+        sids = [await on.new(labels={"team": "red"}) for _ in range(3)]
+        for sid in sids:
+            await on.call(cm.CronPut(sid=sid, job="j", expr="0 3 * * *", text="t"))
+            await on.call(cm.Suspend(sid=sid, until_ms=1_900_000_000_000, quarantine=True))
+            await on.call(cm.GoalSet(sid=sid, text="win"))
+            match command:
+                case cm.CronResume():
+                    await on.call(cm.CronPause(sid=sid, job="j"))
+                case cm.GateOpen():
+                    await on.call(cm.Interrupt(sid=sid))
+                case cm.BudgetSet() if sid != sids[1]:
+                    await on.call(cm.BudgetSet(sid=sid, kind="turns", limit=90))
+        ended = [sids[0], sids[2]] if isinstance(command, cm.SessionResume) else [sids[1]]
+        for sid in ended:
+            await on.call(cm.SessionEnd(sid=sid))
+        await on.settle()
+        selector = cm.Selector(labels={"team": "red"}, ended=True)
+        head, states = on.store.head, [await on.state(sid) for sid in sids]
+        dry = await on.call(cm.Batch(selector=selector, cmd=command, dry_run=True))
+        assert [row["sid"] for row in dry.result["would"]] == sids
+        await on.settle()
+        assert (on.store.head, [await on.state(sid) for sid in sids]) == (head, states)
+        results = (await on.call(cm.Batch(selector=selector, cmd=command))).result["results"]
+        assert [(row["sid"], row["ok"]) for row in results] == list(
+            zip(sids, (True, False, True), strict=True)
+        )
+        assert results[1]["error"]["code"]
+        assert (await on.state(sids[1])) == states[1]
+        assert all([await on.state(sids[n]) != states[n] for n in (0, 2)])
+
+
+@pytest.mark.parametrize("command", FOR_MANY, ids=lambda command: command.type)
+async def test_a_batch_needs_the_scope_of_what_it_does(command: Any) -> None:
+    async with stage() as on:
+        await on.new()
+        needs = cm.SCOPES[command.type]
+        dry = cm.Batch(selector=cm.Selector(), cmd=command, dry_run=True)
+        all_scopes = frozenset(cm.SCOPES.values())
+        lacking = Caller(principal="token:l", scopes=all_scopes - {needs})
+        assert (await refusal(on, dry, lacking)).code == "forbidden"
+        enough = Caller(principal="token:e", scopes=frozenset({"read", needs}))
+        assert len((await on.call(dry, enough)).result["would"]) == 1
+        if command.type in PEOPLE_ONLY:
+            assert (await refusal(on, dry, AGENT)).code == "forbidden"
+
+
+async def test_a_batch_sets_no_limit_of_a_label() -> None:
+    async with stage() as on:
+        await on.new()
+        command = cm.BudgetSet(kind="turns", limit=9, label="team=red")
+        (row,) = (await on.call(cm.Batch(selector=cm.Selector(), cmd=command))).result["results"]
+        assert (row["ok"], row["error"]["code"]) == (False, "invalid")
 
 
 # -- the whole house --------------------------------------------------------------------------------
