@@ -65,8 +65,9 @@ def degenerate(daemon: Daemon, driver: dict[str, Any], goal: str, turns: int, **
     daemon.until(sid, "gate.changed", lambda b: b["cause"] == "detection", within_s=280)
     verdicts = [event["b"]["verdict"] for event in daemon.events(sid, "degeneration.detected")]
     said = [event["b"].get("text", "")[:80] for event in daemon.events(sid, "turn.step")]
-    assert verdicts[0] == "nudge", (verdicts, said)
-    assert verdicts[-1] == "close", (verdicts, said)
+    acted = [verdict for verdict in verdicts if verdict != "warn"]  # which only tells
+    assert acted[0] == "nudge", (verdicts, said)
+    assert "close" in acted[1:], (verdicts, said)
     assert len(daemon.events(sid, "turn.started")) <= turns, (verdicts, said)
     daemon.call("session.end", sid)
 
