@@ -37,7 +37,7 @@ from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
-from loopd.engine.session_loop import STOP_WITHIN_S, SessionLoop
+from loopd.engine.session_loop import SessionLoop
 from loopd.engine.timers import Timers
 from loopd.engine.treasury import Treasury
 from loopd_protocol.errors import Refused
@@ -372,7 +372,7 @@ class Router:
             if loop.turn is not None:
                 await loop.turn.finished.wait()
 
-    async def cut_all(self, cause: str, *, by: str, within_s: float = STOP_WITHIN_S) -> int:
+    async def cut_all(self, cause: str, *, by: str, within_s: float | None = None) -> int:
         """Interrupt every running turn and wait until its driver has stopped; returns how many."""
         loops = [loop for loop in self.running() if loop.session.turn is not None]
         for loop in loops:

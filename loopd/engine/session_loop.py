@@ -365,12 +365,12 @@ class SessionLoop:
         """Pass live text on."""
         self._office.told(self.session.sid, n, text)
 
-    async def stopped(self, within_s: float = STOP_WITHIN_S) -> bool:
-        """Wait until a cancelled turn is really gone; false if it is not in time."""
+    async def stopped(self, within_s: float | None = None) -> bool:
+        """Wait until a cancelled turn is really gone, `STOP_WITHIN_S` by default; false if it is not in time."""
         turn = self.turn
         if turn is None or not turn.cut:
             return True
-        with anyio.move_on_after(within_s):
+        with anyio.move_on_after(STOP_WITHIN_S if within_s is None else within_s):
             await turn.finished.wait()
         return turn.finished.is_set()
 
