@@ -16,15 +16,15 @@ import time
 
 from tests.bench.figures import report
 from tests.browser.conftest import CHROMIUM, Page
-from tests.e2e.harness import Daemon, House, working
+from tests.e2e.harness import NO_RULES, Daemon, House, working
 
 QUICK = "--quick" in sys.argv
 SECONDS = int(sys.argv[sys.argv.index("--seconds") + 1]) if "--seconds" in sys.argv else 20 if QUICK else 300
 SESSIONS = 500
 ROUNDS = 3 if QUICK else 7
-BUSY = 10
+BUSY = 13
 GAP_MS = 150
-"""Ten sessions with a turn of about four events each 200 ms."""
+"""Thirteen sessions with a turn of three events about every 160 ms."""
 PAINTED = """() => new Promise((done) => {
   const look = () => document.querySelectorAll("table.sessions tbody tr").length >= %d
     ? requestAnimationFrame(() => done(performance.now())) : setTimeout(look, 5);
@@ -58,7 +58,7 @@ def main() -> None:
             page.complaints.clear()  # a browser asks for a favicon beside a bare picture
             for n in range(BUSY):
                 daemon.scripted(
-                    script, name=f"busy{n}", goal="go on", set={"continuation.min_gap_ms": GAP_MS}
+                    script, name=f"busy{n}", goal="go on", set=NO_RULES | {"continuation.min_gap_ms": GAP_MS}
                 )
             keeps_up(page, daemon)
             page.close()
