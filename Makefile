@@ -58,7 +58,7 @@ demo: $(VENV)/.run ## a real incident replayed in fast time: a degenerating agen
 demo-real: $(VENV)/.run ## the same with a real small model, which really degenerates (about 220 MB to install)
 	@$(BIN)/python -m loopd.testing.demo_real
 
-test: $(VENV)/.dev ## the tests, in under 5 minutes
+test: $(VENV)/.dev ## the tests
 	@$(BIN)/pytest -n $(WORKERS) $(PYTEST)
 
 test-long: $(VENV)/.dev ## the heavy cases with their full counts
