@@ -98,12 +98,13 @@ def common(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-o", "--output", choices=FORMATS, default="table", help="what to print (default: table)"
     )
-    group.add_argument(
+    socket = group.add_argument(
         "--socket",
         metavar="PATH",
         help="control socket (default: $LOOPD_SOCKET, else $XDG_RUNTIME_DIR/loopd/control.sock, "
         "else /run/loopd/control.sock)",
     )
+    complete(socket, **FILE_COMPLETION)
     group.add_argument(
         "--url",
         metavar="URL",
@@ -133,6 +134,12 @@ FILE_COMPLETION = {
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
     "powershell": "_shtab_powershell_compgen_files",
+}
+FOLDER_COMPLETION = {
+    "bash": "_shtab_compgen_dirs",
+    "zsh": "_files -/",
+    "fish": "(__fish_complete_directories (commandline -ct))",
+    "powershell": "_shtab_powershell_compgen_dirs",
 }
 SESSION_COMPLETION = {
     "bash": "_loopctl_sessions",

@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 
+from loopd.cli.arguments import FILE_COMPLETION, FOLDER_COMPLETION, complete
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,34 +37,82 @@ def whole_parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND")
 
-    serve = verbs.add_parser("serve", help="host sessions in the foreground", allow_abbrev=False)
+    def verb(name: str, does: str, *examples: str) -> argparse.ArgumentParser:
+        return _verb(verbs, name, does, *examples)
+
+    serve = verb(
+        "serve",
+        "host sessions in the foreground",
+        "loopd serve --data ./state",
+        "loopd serve --data /var/lib/loopd --config /etc/loopd/loopd.toml --http 127.0.0.1:9464",
+        "LOOPD_LOG_LEVEL=warning loopd serve --log-format text",
+    )
     _settings(serve)
-    demo = verbs.add_parser(
-        "demo", help="show on a real daemon how degeneration is caught", allow_abbrev=False
+    demo = verb(
+        "demo", "show on a real daemon how degeneration is caught", "loopd demo", "loopd demo --keep ./demo"
     )
     demo.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    verbs.add_parser(
-        "mcp",
-        help="loopd's own tools for a hosted agent, as an MCP server (agents start it)",
-        allow_abbrev=False,
+    verb("mcp", "loopd's own tools for a hosted agent, as an MCP server (agents start it)", "loopd mcp")
+    schema = verb(
+        "schema",
+        "print the protocol as JSON Schema",
+        "loopd schema > loopd.schema.json",
+        "loopd schema --digest",
     )
-    schema = verbs.add_parser("schema", help="print the protocol as JSON Schema", allow_abbrev=False)
     schema.add_argument("--digest", action="store_true", help="only its digest, as in `welcome`")
-    config = verbs.add_parser("config", help="check a configuration", allow_abbrev=False)
-    actions = config.add_subparsers(dest="action", metavar="COMMAND", required=True)
-    check = actions.add_parser(
-        "check", help="name every mistake; exit code 2 if there is one", allow_abbrev=False
+    config = verb(
+        "config",
+        "check a configuration",
+        "loopd config check /etc/loopd/loopd.toml",
+        "loopd config show --config loopd.toml",
     )
-    check.add_argument("file", nargs="?", metavar="FILE", help="TOML file (default: only the environment)")
-    show = actions.add_parser("show", help="print the settings in force as JSON", allow_abbrev=False)
+    actions = config.add_subparsers(dest="action", metavar="COMMAND", required=True)
+    check = _verb(
+        actions,
+        "check",
+        "name every mistake; exit code 2 if there is one",
+        "loopd config check /etc/loopd/loopd.toml",
+        "LOOPD_LIMITS_CONCURRENT_TURNS=4 loopd config check",
+    )
+    file = check.add_argument(
+        "file", nargs="?", metavar="FILE", help="TOML file (default: only the environment)"
+    )
+    complete(file, **FILE_COMPLETION)
+    show = _verb(
+        actions,
+        "show",
+        "print the settings in force as JSON",
+        "loopd config show",
+        "loopd config show --config loopd.toml --data ./state | jq .limits",
+    )
     _settings(show)
     return parser
 
 
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str, *examples: str
+) -> argparse.ArgumentParser:
+    return verbs.add_parser(
+        name,
+        help=does,
+        description=does[:1].upper() + does[1:] + ".",
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def _settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="DIR", help=f"folder of the journal (default: {DATA_DEFAULTS})")
-    parser.add_argument("--config", metavar="FILE", help="TOML file (default: $LOOPD_CONFIG)")
-    parser.add_argument("--socket", metavar="PATH", help="control socket (default: DATA/control.sock)")
+    data = parser.add_argument(
+        "--data", metavar="DIR", help=f"folder of the journal (default: {DATA_DEFAULTS})"
+    )
+    complete(data, **FOLDER_COMPLETION)
+    file = parser.add_argument("--config", metavar="FILE", help="TOML file (default: $LOOPD_CONFIG)")
+    complete(file, **FILE_COMPLETION)
+    socket = parser.add_argument(
+        "--socket", metavar="PATH", help="control socket (default: DATA/control.sock)"
+    )
+    complete(socket, **FILE_COMPLETION)
     parser.add_argument("--http", metavar="HOST:PORT", help="serve /metrics, /livez, /readyz here")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="least severity on stderr"
@@ -73,7 +123,7 @@ def _settings(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["demo"] and "-h" not in words and "--help" not in words:
+    if words[:1] == ["demo"]:  # it has a parser of its own, and help
         return _demo(words[1:])
     parser = whole_parser()
     args = parser.parse_args(words)

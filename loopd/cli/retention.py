@@ -23,7 +23,8 @@ def hold_arguments(parser: argparse.ArgumentParser) -> None:
 
 def snapshot_arguments(parser: argparse.ArgumentParser) -> None:
     """`loopctl db snapshot`."""
-    parser.add_argument("file", metavar="FILE", help="a new file on the daemon's machine")
+    file = parser.add_argument("file", metavar="FILE", help="a new file on the daemon's machine")
+    arg.complete(file, **arg.FILE_COMPLETION)
     parser.add_argument(
         "--verify",
         action="store_true",

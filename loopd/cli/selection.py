@@ -35,8 +35,18 @@ def change(run: Run, command: dict[str, Any], done: str) -> tuple[dict[str, Any]
 
 def changes(run: Run, commands: list[dict[str, Any]], done: str) -> tuple[dict[str, Any] | None, int]:
     """As `change`, for several changes one after another; of one session the last answer counts."""
-    args = run.args
     checked(run)
+    try:
+        return _carried_out(run, commands, done)
+    except Failure as failure:
+        # No such session, or a word that cannot be the name of one.
+        if failure.code == "not_found" or ".sids[" in (failure.path or ""):
+            failure.hint = failure.hint or _meant(run)
+        raise
+
+
+def _carried_out(run: Run, commands: list[dict[str, Any]], done: str) -> tuple[dict[str, Any] | None, int]:
+    args = run.args
     answer: dict[str, Any] = {}
     if len(args.sid) == 1 and not args.label and not args.all and not args.dry_run:
         for command in commands:
@@ -66,9 +76,30 @@ def checked(run: Run) -> None:
     """Refuse a command line that selects no session, or in two ways."""
     args = run.args
     if not (args.sid or args.label or args.all):
-        raise Failure("usage", "which session? expected SID, -l KEY=VALUE or --all")
+        alone = getattr(args, "text", None)
+        taken = "" if alone is None else f"; {safe(alone)!r} is taken as the text"
+        raise Failure("usage", f"which session? expected SID, -l KEY=VALUE or --all{taken}")
     if args.all and (args.sid or args.label):
         raise Failure("usage", f"--all selects {_all(run)}; it goes without SID and -l")
+
+
+def _meant(run: Run) -> str:
+    """How to write what was probably meant by words that were taken as sessions, or nothing."""
+    args = run.args
+    first, *words = args.sid or [""]
+    if not words:
+        return ""
+    import shlex
+
+    if hasattr(args, "expr"):
+        form = f"loopctl {run.verb} {first} JOB '0 3 * * *' 'TEXT'"
+        return f"the five fields need quotes, and so does the text: {form}"
+    if hasattr(args, "text"):
+        text = shlex.quote(" ".join([*words, args.text]))
+        return f"a text of several words needs quotes: loopctl {run.verb} {first} {text}"
+    if getattr(args, "reason", None) == "":
+        return f"a reason is an option: loopctl {run.verb} {first} --reason {shlex.quote(' '.join(words))}"
+    return ""
 
 
 def called(session: dict[str, Any] | str) -> str:
@@ -100,5 +131,9 @@ def _told(run: Run, answer: dict[str, Any], done: str) -> int:
             words = done if result.get("ok") else f"{error.get('code')}: {error.get('message')}"
             style = "" if result.get("ok") else "red"
             console.line(f"{safe(called(result))}  {console.styled(safe(words), style)}")
-        console.line(f"{len(results) - len(failed)} of {len(results)} {done}")
+        console.line(
+            f"{len(results) - len(failed)} of {len(results)} {done}"
+            if results
+            else f"no session is selected, nothing is {done}"
+        )
     return exit_of(str((failed[0].get("error") or {}).get("code", "conflict"))) if failed else OK

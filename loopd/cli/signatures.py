@@ -248,11 +248,12 @@ def verify(parser: argparse.ArgumentParser) -> None:
         help="anchors that were kept elsewhere (`anchor export`, or log lines): the log must still contain them",
     )
     arg.complete(anchors, **arg.FILE_COMPLETION)
-    parser.add_argument(
+    data = parser.add_argument(
         "--data",
         metavar="DIR",
         help="read this data folder (or journal file) instead of asking a daemon; nothing is written",
     )
+    arg.complete(data, **arg.FILE_COMPLETION)
     parser.add_argument(
         "--anchor",
         metavar="SEQ:HASH",

@@ -85,9 +85,10 @@ def webhook_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--content", action="store_true", help="also what was said, not only that something was"
     )
-    parser.add_argument(
+    secret = parser.add_argument(
         "--secret-file", metavar="FILE", help="sign with this secret (default: a random one is shown)"
     )
+    arg.complete(secret, **arg.FILE_COMPLETION)
     _after(parser)
     parser.add_argument(
         "--give-up", type=arg.duration, metavar="DUR", help="how long a 4xx is tried again (default: 1h)"

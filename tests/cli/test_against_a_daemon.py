@@ -633,3 +633,30 @@ def test_a_session_file_is_read_relative_to_itself(stage: Stage, tmp_path: Path)
     assert said.code == 2
     assert "nmae" in said.err
     assert stage.ctl("new", "-f", str(tmp_path / "no.toml")).code == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "way_out"),
+    [
+        ("send {} look at this", 3, "loopctl send {} 'look at this'"),
+        ("send {} please, look", 2, "loopctl send {} 'please, look'"),
+        ("goal set {} it's done", 2, "loopctl goal set {} 'it'\"'\"'s done'"),
+        ("suspend {} cost review", 3, "loopctl suspend {} --reason 'cost review'"),
+        ("cron put {} job 0 3 * * * check", 2, "loopctl cron put {} JOB '0 3 * * *' 'TEXT'"),
+        ("gate open {} nobody", 3, "loopctl gate open {} --reason nobody"),
+        ("goal pause {} nobody", 3, ""),
+    ],
+)
+def test_words_without_quotes_change_nothing_and_are_shown_with_quotes(
+    stage: Stage, line: str, code: int, way_out: str
+) -> None:
+    name = stage.session()
+    said = stage.ctl(*line.format(name).split())
+    assert (said.code, said.out) == (code, "")
+    assert way_out.format(name) in said.err
+    assert ("quotes" in said.err or "--reason" in said.err) == bool(way_out)
+    assert [e["k"] for e in stage.ok("tail", name, "-n", "9")["events"]] == ["session.created"]
+
+
+def test_a_label_that_nobody_has_is_said_to_select_nobody(stage: Stage) -> None:
+    assert stage.ctl("suspend", "-l", "no=such").out == "no session is selected, nothing is suspended\n"

@@ -48,6 +48,17 @@ def test_version_and_help() -> None:
     assert "usage: loopd" in nothing.err
 
 
+@pytest.mark.parametrize(
+    "words", [(verb,) for verb in ("serve", "demo", "mcp", "schema", "config")] + [("config", "check"), ("config", "show")]
+)  # fmt: skip
+def test_every_command_has_help_with_examples(words: tuple[str, ...]) -> None:
+    said = loopd(*words, "--help")
+    assert (said.code, said.err) == (0, "")
+    example = said.out.partition("examples:\n")[2].splitlines()[0].strip()
+    assert f"loopd {words[0]}" in example
+    assert "--base-url" in said.out or words != ("demo",)
+
+
 def test_config_check_names_every_mistake(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[http]\nlistn = 1\n[drain]\nbudget_ms = -1\n")

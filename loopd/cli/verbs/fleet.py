@@ -31,9 +31,10 @@ def _ps(parser: argparse.ArgumentParser) -> None:
 
 def _top(parser: argparse.ArgumentParser) -> None:
     """`loopctl top`."""
-    parser.add_argument(
+    session = parser.add_argument(
         "session", nargs="?", metavar="SES", help="begin with this session; default: the fleet"
     )
+    arg.complete(session, **arg.SESSION_COMPLETION)
 
 
 def _digest(parser: argparse.ArgumentParser) -> None:

@@ -104,7 +104,10 @@ def _export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until", type=arg.past, metavar="WHEN", help="only events before then")
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
-    parser.add_argument("--data", metavar="DIR", help="read this data folder instead of asking a daemon")
+    data = parser.add_argument(
+        "--data", metavar="DIR", help="read this data folder instead of asking a daemon"
+    )
+    arg.complete(data, **arg.FOLDER_COMPLETION)
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
