@@ -139,7 +139,23 @@ def _swept(body: Body) -> str:
     return f"{body.get('count')} {body.get('what')}{whose}{freed} by {body.get('policy')}"
 
 
+def _anchored(body: Body) -> str:
+    return f"seq {body.get('seq')} has hash {str(body.get('h'))[:16]}…, signed by key {body.get('key')}"
+
+
+def _knocked(body: Body) -> str:
+    told = []
+    for each in body.get("attempts") or ():
+        token = f" with token {each['kid']}" if each.get("kid") else ""
+        told.append(f"{each.get('count', 1)}× {each.get('source')} at {each.get('door')}{token}: {each.get('code')}")
+    if body.get("more"):
+        told.append(f"{body['more']}× others")
+    return "; ".join(told) or "nobody"
+
+
 WORDS: dict[str, Callable[[Body], str]] = {
+    "access.refused": _knocked,
+    "anchor.signed": _anchored,
     "envelope.delivered": lambda body: f"{body.get('id')} into turn {body.get('n')}",
     "driver.remembered": lambda body: f"{body.get('key')} = {_cut(body.get('value'))}",
     "model.called": _called,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
 from loopd_protocol.bounds import AtMs, Count, Key, Label, Name, Reason, Seq
 from loopd_protocol.event import Event
+
+ATTEMPTS_MAX = 8
+"""Sources that one `access.refused` names; the others are counted."""
 
 
 class TokenCreated(Event, frozen=True, kw_only=True, tag="token.created"):
@@ -88,8 +96,38 @@ class WebhookDeadLetter(Event, frozen=True, kw_only=True, tag="webhook.dead_lett
     error: Reason
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """How often one source was turned away at a door, for one reason.
+
+    Attributes:
+        door: `control`, `agent`, `http`.
+        source: `uid:1001`, `ip:192.0.2.7`, or `local` for an HTTP door on a unix socket.
+        kid: of the token that was shown, if there is one of that name; its secret was wrong, or it is worth nothing.
+    """
+
+    door: Label
+    source: Label
+    code: Label
+    kid: Label = ""
+    count: Count = 1
+
+
+class AccessRefused(Event, frozen=True, kw_only=True, tag="access.refused"):
+    """Somebody who is not known here knocked. At most one such event a minute; what came in between is added up.
+
+    Attributes:
+        more: attempts of sources that are not among `attempts`.
+    """
+
+    attempts: Annotated[tuple[Attempt, ...], Meta(max_length=ATTEMPTS_MAX)]
+    first_ms: AtMs
+    last_ms: AtMs
+    more: Count = 0
+
+
 AnyAccessEvent = (
-    TokenCreated
+    AccessRefused
+    | TokenCreated
     | TokenRevoked
     | ConsumerCreated
     | ConsumerDeleted

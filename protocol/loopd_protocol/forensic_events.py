@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopd_protocol.bounds import Count, Digest, Key, Label, Name, Seq
+from loopd_protocol.bounds import AtMs, Count, Digest, Key, Label, Name, Seq
 from loopd_protocol.event import Event
 
 
@@ -69,4 +69,19 @@ class ImportDropped(Event, frozen=True, kw_only=True, tag="import.dropped"):
     by: Label = ""
 
 
-AnyForensicEvent = SessionForked | ExportMade | SessionImported | ImportDropped
+class AnchorSigned(Event, frozen=True, kw_only=True, tag="anchor.signed"):
+    """The daemon signed the head of its log: event `seq` had the hash `h` (hex). Kept elsewhere, it dates the log.
+
+    Attributes:
+        key: name of the public key; sig: Ed25519, base64, over "loopd anchor 1", log, seq, h and at_ms, a line each.
+    """
+
+    log: Label
+    seq: Seq
+    h: Digest
+    at_ms: AtMs
+    key: Label
+    sig: Label
+
+
+AnyForensicEvent = SessionForked | ExportMade | SessionImported | ImportDropped | AnchorSigned
