@@ -8,14 +8,14 @@ async for frame in client.subscribe(after=cursor):
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Literal
 
 import anyio
-from anyio.abc import ByteStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from loopd_protocol import codec
@@ -43,6 +43,7 @@ from loopd_protocol.framing import Splitter
 
 _RECV_BYTES = 262_144
 _SUB_FRAMES = 1_024
+CLOSE_S = 1.0
 
 
 class Disconnected(Exception):
@@ -53,6 +54,46 @@ class Disconnected(Exception):
         self.bye = bye
 
 
+class _Stream:
+    """A connected socket, with asyncio's own streams.
+
+    `anyio.connect_unix` waits for a socket with `add_reader(future.set_result)`: cancelled in the same step of
+    the loop in which bytes arrive, that callback meets a future that is done, and raises into the loop.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Hand bytes to the socket; waits while its buffer is full."""
+        if self._writer.is_closing():
+            raise anyio.ClosedResourceError
+        self._writer.write(data)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+
+    async def receive(self, max_bytes: int) -> bytes:
+        """Some bytes; raises `anyio.EndOfStream` when the peer has hung up."""
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def aclose(self) -> None:
+        """Close; what a peer does not take within a second is thrown away."""
+        self._writer.close()
+        with anyio.move_on_after(CLOSE_S, shield=True) as patience, suppress(OSError):
+            await self._writer.wait_closed()
+        if patience.cancelled_caught:
+            self._writer.transport.abort()
+
+
 class AsyncClient:
     """One connection. Made by `connect`.
 
@@ -60,7 +101,7 @@ class AsyncClient:
         welcome: the server's greeting.
     """
 
-    def __init__(self, stream: ByteStream, enc: Literal["json", "msgpack"]) -> None:
+    def __init__(self, stream: _Stream, enc: Literal["json", "msgpack"]) -> None:
         self._stream = stream
         self._enc: Literal["json", "msgpack"] = enc
         self._splitter = Splitter(limit_bytes=64 << 20, enc=enc)
@@ -240,7 +281,8 @@ async def connect(
         Refused: the daemon does not want us.
         Disconnected: it hung up without a word.
     """
-    async with await anyio.connect_unix(os.fspath(path)) as stream:
+    reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=_RECV_BYTES)
+    async with aclosing(_Stream(reader, writer)) as stream:
         hello = Hello(client=Peer(name=name), want=("delta",) if deltas else (), enc=enc)
         await stream.send(codec.encode_frame(hello))
         client = AsyncClient(stream, enc)
@@ -258,7 +300,7 @@ async def connect(
                 group.cancel_scope.cancel()
 
 
-async def _greeting(stream: ByteStream, splitter: Splitter, enc: Literal["json", "msgpack"]) -> ServerFrame:
+async def _greeting(stream: _Stream, splitter: Splitter, enc: Literal["json", "msgpack"]) -> ServerFrame:
     """The first frame. The server says nothing after it until it is asked."""
     while True:
         try:

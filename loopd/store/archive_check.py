@@ -144,7 +144,11 @@ class _Check:
         expected = int((manifest.get("range") or {}).get("first") or 0)
         total = int((manifest.get("counts") or {}).get("events") or 0)
         for said in _values(self._archive, export.SESSIONS, findings):
-            self.sessions[int(said["num"])] = _Session(self._archive.log, said, findings)
+            try:
+                self.sessions[int(said["num"])] = _Session(self._archive.log, said, findings)
+            except (KeyError, TypeError, ValueError) as error:
+                message = f"{export.SESSIONS}: a session cannot be read: {type(error).__name__}: {error}"
+                raise Refused("corrupt", message) from error
         if whole_log and expected == 1 and previous != chain.log_genesis(self._archive.log):
             findings.add("chain", "the chain does not begin with the log's identity", seq=1)
         epoch = 0
@@ -248,7 +252,8 @@ class _Session:
     """The chain and the invariants of one session of an archive."""
 
     def __init__(self, log: str, said: dict[str, Any], findings: Findings) -> None:
-        self._said = said
+        self._last_ss = int(said["last"]["ss"])
+        self._head = str(said["head_hash"])
         self._findings = findings
         self._sid = str(said["sid"])
         self._ss = int(said["first"]["ss"]) - 1
@@ -282,7 +287,6 @@ class _Session:
         self._invariants.see(row.seq, row.ss, row.boot, event)
 
     def finish(self) -> None:
-        last = self._said["last"]
-        if self._ss != last["ss"] or self._previous.hex() != self._said["head_hash"]:
-            what = f"session {self._sid} ends with ss {self._ss}; the archive says {last['ss']}"
+        if self._ss != self._last_ss or self._previous.hex() != self._head:
+            what = f"session {self._sid} ends with ss {self._ss}; the archive says {self._last_ss}"
             self._findings.add("head", what, sid=self._sid)

@@ -10,8 +10,13 @@ import sqlite3
 from collections.abc import Iterable
 
 from loopd.core.writes import HouseRow
+from loopd.store.sums import is_whole, row_sum
+from loopd_protocol.errors import Refused
 
-_PUT = "INSERT INTO house (kind, id, body) VALUES (?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET body = excluded.body"
+_PUT = """
+INSERT INTO house (kind, id, body, sum) VALUES (?, ?, ?, ?)
+ON CONFLICT (kind, id) DO UPDATE SET body = excluded.body, sum = excluded.sum
+"""
 _DROP = "DELETE FROM house WHERE kind = ? AND id = ?"
 
 
@@ -21,13 +26,24 @@ def write(connection: sqlite3.Connection, rows: Iterable[HouseRow]) -> None:
         if row.body is None:
             connection.execute(_DROP, (row.kind, row.id))
         else:
-            connection.execute(_PUT, (row.kind, row.id, row.body))
+            connection.execute(_PUT, (row.kind, row.id, row.body, row_sum(row.kind, row.id, row.body)))
 
 
 def rows_of(connection: sqlite3.Connection, kind: str) -> dict[str, bytes]:
     """Bodies of a kind, by id."""
     found = connection.execute("SELECT id, body FROM house WHERE kind = ? ORDER BY id", (kind,))
     return {str(name): bytes(body) for name, body in found}
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """Whether all rows are what was stored; they are few, and each start looks at all of them.
+
+    Raises:
+        Refused: `corrupt`, naming the first that is not.
+    """
+    for kind, name, body, stored in connection.execute("SELECT kind, id, body, sum FROM house"):
+        if not is_whole(stored, kind, name, body):
+            raise Refused("corrupt", f"{kind} {name!r} is not what was stored")
 
 
 _AUDIT = """

@@ -18,6 +18,7 @@ from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
 from loopd.store.item import Item, kinds, out_of_order
 from loopd.store.projection import Placed, Plan
 from loopd.store.statements import Table, insert
+from loopd.store.sums import row_sum
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import EVENT_VERSION
 
@@ -45,7 +46,7 @@ BLOB = Table(
     ("sha",),
     "used_ms = max(used_ms, excluded.used_ms)",
 )
-IDEMPOTENCY = Table("idempotency", ("principal", "key", "command_sha256", "result", "seq", "at_ms"))
+IDEMPOTENCY = Table("idempotency", ("principal", "key", "command_sha256", "result", "seq", "at_ms", "sum"))
 IDEMPOTENCY_KEPT_MS = 7 * 86_400_000
 
 _TIPS_KEPT = 16_384
@@ -198,7 +199,8 @@ class Ledger:
                         self._stored.move_to_end(sha)
         while len(self._stored) > _BLOBS_KEPT:
             self._stored.popitem(last=False)
-        self.last_at_ms = max(self.last_at_ms, *(item.append.at_ms for item in items))
+        # Not the latest: a clock that was wrong for a moment must not make all keys a month old.
+        self.last_at_ms = next((i.append.at_ms for i in reversed(items) if i.failure is None), self.last_at_ms)
 
     # -- one item -------------------------------------------------------------------------------
 
@@ -286,7 +288,8 @@ class Ledger:
             key = item.append.idempotency
             if key is not None:
                 last = item.first + len(item.bodies) - 1
-                keys.append((key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms))
+                answer = (key.principal, key.key, key.command_sha256, key.result, last, item.append.at_ms)
+                keys.append((*answer, row_sum(*answer)))
         if blobs:
             insert(self.connection, BLOB, [packed(sha, *blob) for sha, blob in blobs.items()])
         plan.write(self.connection)
@@ -298,7 +301,15 @@ class Ledger:
             if item.append.house:
                 house.write(self.connection, item.append.house)
         if keys:
+            self._make_way(keys)
             insert(self.connection, IDEMPOTENCY, keys)
+
+    def _make_way(self, keys: Sequence[tuple[Any, ...]]) -> None:
+        """Delete uses of these keys that nobody remembers any more, but that are not forgotten yet."""
+        past = [(key[0], key[1], max(key[5], self.last_at_ms) - IDEMPOTENCY_KEPT_MS) for key in keys]
+        self.connection.executemany(
+            "DELETE FROM idempotency WHERE principal = ? AND key = ? AND at_ms < ?", past
+        )
 
     def tend(self, chore: Callable[[Ledger], T]) -> T:
         """Run a piece of upkeep in a transaction of its own; see `loopd.store.upkeep`."""

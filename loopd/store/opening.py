@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from loopd import __version__
 from loopd.core.evolution import DERIVATION
-from loopd.store import chain
+from loopd.store import chain, house
 from loopd.store.ledger import Ledger
 from loopd.store.rows import tail
 from loopd.store.schema import check_identity, migrate, migrations
@@ -120,6 +120,7 @@ def prepare(
             "SELECT log_id, epoch, boots, frozen FROM meta"
         ).fetchone()
         seq, h, at_ms = check_tail(connection, log_id)
+        house.check(connection)
         begun = Boot(n=boots + 1, id=boot, epoch=epoch + 1, at_ms=now_ms)
         connection.execute("UPDATE meta SET epoch = ?, boots = ?", (begun.epoch, begun.n))
         connection.execute(

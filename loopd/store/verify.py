@@ -1,6 +1,7 @@
 """Verification: is the journal what was written, and are the projections what it says?
 
-Passes, each streamed in pages with short transactions, so a live daemon keeps its pace:
+Passes, each streamed in pages with short transactions, so a live daemon keeps its pace (and a large log in
+processes of their own, see `loopd.store.crew`):
 
 1. the log: `seq` without holes, the chain `h`, epochs and boots that never fall, each boot's own account;
 2. each session: `ss` without holes, the chain `sh`, the invariants, the refold against the projections;
@@ -13,19 +14,23 @@ proof. Invariants are those of the design, see `loopd.store.request.INVARIANTS`.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from loopd import __version__
-from loopd.store import anchors, chain
+from loopd.store import anchors, chain, crew, parts
 from loopd.store.blob_check import BlobCheck
-from loopd.store.log_check import LogCheck, frozen
 from loopd.store.refold import Scratch
 from loopd.store.request import Findings, Request
 from loopd.store.session_check import SessionCheck
 from loopd.store.suspension import suspension
 from loopd_protocol.errors import Refused
+
+logger = logging.getLogger("loopd.store")
 
 
 def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
@@ -57,30 +62,19 @@ def run(connection: sqlite3.Connection, request: Request) -> dict[str, Any]:
         "head_hash": head_hash.hex(),
         "checked": checked,
     }
-    blobs = BlobCheck(connection, request, findings)
-    scratch = Scratch()
-    try:
-        if request.sid is not None:
-            num = _number(connection, request.sid)
-            result["sid"] = request.sid
-            checked["events"] = SessionCheck(
-                connection, request, findings, scratch, num=num, sid=request.sid
-            ).run()
-            checked["sessions"] = 1
-            checked["blobs"] = blobs.of_session(num)
-            result["range"], result["session"] = _ends(connection, num)
-            if request.suspended_since is not None:
-                result["proof"] = suspension(connection, num, request, findings)
-        else:
-            checked["events"] = LogCheck(connection, request, findings).run()
-            checked["sessions"] = _sessions(connection, request, findings, scratch)
-            _strays(connection, findings)
-            frozen(connection, findings)
-            checked["blobs"] = blobs.all()
-            first = connection.execute("SELECT coalesce(min(seq), 0) FROM journal").fetchone()[0]
-            result["range"]["first"] = first
-    finally:
-        scratch.close()
+    if request.sid is None:
+        _whole(connection, request, findings, checked)
+        first = connection.execute("SELECT coalesce(min(seq), 0) FROM journal").fetchone()[0]
+        result["range"]["first"] = first
+    else:
+        num = _number(connection, request.sid)
+        result["sid"] = request.sid
+        checked["events"] = _session(connection, request, findings, num)
+        checked["sessions"] = 1
+        checked["blobs"] = BlobCheck(connection, request, findings).of_session(num)
+        result["range"], result["session"] = _ends(connection, num)
+        if request.suspended_since is not None:
+            result["proof"] = suspension(connection, num, request, findings)
     result["anchors"] = anchors.check(connection, request.log_id, request.keys, findings)
     if request.anchors is not None:
         result["anchors_given"] = anchors.check(
@@ -118,35 +112,50 @@ def _ends(connection: sqlite3.Connection, num: int) -> tuple[dict[str, int], dic
     return {"first": rows[0][0], "last": rows[1][0]}, {"ss": rows[1][1], "hash": (rows[1][2] or b"").hex()}
 
 
-def _sessions(connection: sqlite3.Connection, request: Request, findings: Findings, scratch: Scratch) -> int:
-    after = count = 0
-    total = connection.execute("SELECT count(*) FROM session").fetchone()[0]
-    while True:
-        row = connection.execute(
-            "SELECT num, sid FROM session WHERE num > ? ORDER BY num LIMIT 1", (after,)
-        ).fetchone()
-        if row is None:
-            return count
-        after, count = row[0], count + 1
-        request.progress("sessions", count, total)
-        SessionCheck(connection, request, findings, scratch, num=row[0], sid=row[1]).run()
+def _session(connection: sqlite3.Connection, request: Request, findings: Findings, num: int) -> int:
+    assert request.sid is not None
+    scratch = Scratch()
+    try:
+        return SessionCheck(connection, request, findings, scratch, num=num, sid=request.sid).run()
+    finally:
+        scratch.close()
 
 
-def _strays(connection: sqlite3.Connection, findings: Findings) -> None:
-    """Events of sessions that the projections do not know."""
-    after = 0
-    while True:
-        row = connection.execute(
-            "SELECT sid, seq FROM journal WHERE sid > ? ORDER BY sid, ss LIMIT 1", (after,)
-        ).fetchone()
-        if row is None:
-            break
-        after = row[0]
-        if connection.execute("SELECT 1 FROM session WHERE num = ?", (after,)).fetchone() is None:
-            findings.add("I9", f"session number {after} has events and no row", seq=row[1], table="session")
-    for table in ("hold", "inbox", "cron", "turn", "cron_occurrence", "effect"):
-        rows = connection.execute(
-            f"SELECT DISTINCT sid FROM {table} WHERE sid NOT IN (SELECT num FROM session) LIMIT 10"  # noqa: S608
-        )
-        for (num,) in rows.fetchall():
-            findings.add("I9", f"{table} has rows of session number {num}, which does not exist", table=table)
+_COUNTED = {"log": "events", "sessions": "sessions", "blobs": "blobs"}
+
+
+def _whole(
+    connection: sqlite3.Connection, request: Request, findings: Findings, checked: dict[str, int]
+) -> None:
+    """All parts of a log: by a crew of processes if it is large enough, else here, one after the other."""
+    found = parts.parts_of(connection)
+    rows = sum(part.rows for part in found)
+
+    def count(part: parts.Part, counted: int) -> None:
+        if part.what in _COUNTED:
+            checked[_COUNTED[part.what]] += counted
+
+    if crew.is_worth_it(request, rows):
+        try:
+            outcomes = crew.Crew(request, found).run()
+        except OSError as error:
+            logger.warning("no process can be started, so one verifies all", extra={"error": str(error)})
+        else:
+            for part, outcome in zip(found, outcomes, strict=True):
+                findings.take_over(outcome.findings)
+                count(part, outcome.count)
+            return
+    done = 0
+
+    def looked(more: int) -> None:
+        nonlocal done
+        done += more
+        request.progress("rows", done, rows)
+
+    told = msgspec.structs.replace(request, looked=looked)
+    scratch = Scratch()
+    try:
+        for part in found:
+            count(part, parts.carry_out(connection, told, part, findings, scratch))
+    finally:
+        scratch.close()

@@ -67,8 +67,17 @@ def cut_wal(path: Path, dice: random.Random, *, whole_frames: bool) -> str:
         at = WAL_HEADER + dice.randrange(frames + 1) * (FRAME_HEADER + page)
     else:
         at = dice.randrange(size)
-    os.truncate(wal, at)
+    cut_wal_at(path, at)
     return f"log of {size} bytes cut at {at}"
+
+
+def cut_wal_at(path: Path, size: int) -> None:
+    """Cut the write-ahead log of a database to its first `size` bytes; 0: there is none."""
+    wal = path.with_name(path.name + "-wal")
+    if size:
+        os.truncate(wal, size)
+    else:
+        wal.unlink(missing_ok=True)
 
 
 def flip(path: Path, dice: random.Random, *, bits: int) -> str:

@@ -12,15 +12,11 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from loopd.store import opening
-from loopd.store.projection import FOLDED
-from loopd.store.request import Request
-from loopd.store.verify import run as run_verification
 from tests.e2e.audit import Journal
+from tests.faults.judgement import proof
 
 
 class Acknowledged(msgspec.Struct):
@@ -59,19 +55,6 @@ class Examination(msgspec.Struct, kw_only=True):
     def wrong(self) -> list[str]:
         """Everything that breaks a promise."""
         return [*self.findings, *self.lost, *self.doubled, *self.unrecorded, *self.unreported]
-
-
-def proof(path: Path) -> dict[str, Any]:
-    """The proof object of a database nobody has open."""
-    connection = opening.connect(str(path))
-    try:
-        made = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone()
-        log_id = None if made is None else connection.execute("SELECT log_id FROM meta").fetchone()
-        if log_id is None:  # it died before its first use was durable
-            return {"ok": True, "findings": [], "checked": {"events": 0}}
-        return run_verification(connection, Request(log_id=log_id[0]))
-    finally:
-        connection.close()
 
 
 def command_digest(command: str) -> str:
@@ -148,55 +131,3 @@ def _effects(found: Examination, path: Path, tool_file: Path, commands: dict[str
             found.findings.append(f"effect {effect} ({token}) is said to have ended well and never ran")
         if outcome == "" and boot < recovered:
             found.unreported.append(f"effect {effect} of boot {boot} has no outcome after boot {recovered}")
-
-
-# -- damage ------------------------------------------------------------------------------------------
-
-
-def content(path: Path) -> dict[str, list[Any]]:
-    """Everything that verification answers for, as values.
-
-    Raises:
-        sqlite3.Error: it cannot be read.
-    """
-    connection = sqlite3.connect(path)
-    connection.text_factory = bytes
-    try:
-        found = {"journal": connection.execute("SELECT * FROM journal ORDER BY seq").fetchall()}
-        for table, columns, key in FOLDED:
-            named, order = ", ".join(columns), ", ".join(key)
-            found[table] = connection.execute(f"SELECT {named} FROM {table} ORDER BY {order}").fetchall()
-        found["blob"] = connection.execute("SELECT sha, len, data FROM blob ORDER BY sha").fetchall()
-        return found
-    finally:
-        connection.close()
-
-
-def judged(whole: dict[str, list[Any]], damaged: Path) -> tuple[str, str]:
-    """What became of a damaged copy: a word and details; `silent` is the one that must not be.
-
-    `refused`: it is not opened. `found`: verification names it. `prefix`: a shorter log that is whole in
-    itself. `harmless`: everything reads as before. `silent`: something reads otherwise and nobody says so.
-    """
-    try:
-        connection = opening.connect(str(damaged))
-        try:
-            opening.check_tail(connection, opening.identify(connection).log_id)  # what each start looks at
-        finally:
-            connection.close()
-    except Exception as error:  # noqa: BLE001  (whatever it is, it was noticed)
-        return "refused", f"{type(error).__name__}: {error}"[:300]
-    try:
-        seen = proof(damaged)
-        if not seen["ok"]:
-            return "found", json.dumps(seen["findings"][0])[:300]
-        after = content(damaged)
-    except Exception as error:  # noqa: BLE001
-        return "found", f"{type(error).__name__}: {error}"[:300]
-    if after == whole:
-        return "harmless", ""
-    rows, before = after["journal"], whole["journal"]
-    if len(rows) < len(before) and rows == before[: len(rows)]:
-        return "prefix", f"{len(rows)} of {len(before)} events"
-    differing = [table for table in whole if after[table] != whole[table]]
-    return "silent", f"tables that read otherwise: {', '.join(differing)}"

@@ -24,7 +24,8 @@ from loopd.testing.endpoint import Endpoint
 from loopd_protocol import commands as cm
 from loopd_protocol.errors import Refused
 from tests.faults import disk
-from tests.faults.examination import Acknowledged, Examination, content, examine, judged
+from tests.faults.examination import Acknowledged, Examination, examine
+from tests.faults.judgement import Whole, judged
 from tests.faults.load import Hand, Model
 from tests.faults.plan import Fault
 
@@ -295,10 +296,14 @@ class Lane:
     def _damage(self, fault: Fault, result: Result) -> None:
         # One copy to damage copies of: a stopped process may still finish what it was in the middle of.
         disk.copied(self.folder, self.folder / "base")
-        whole = content(disk.copied(self.folder / "base", self.folder / "whole"))
+        disk.copied(self.folder / "base", self.folder / "folded")
+        disk.folded(self.folder / "folded" / "journal.sqlite")
+        in_the_log = "log" in fault.detail or "fsync" in fault.detail
+        base = self.folder / ("base" if in_the_log else "folded")
+        whole = Whole(base / "journal.sqlite", self.folder / "scratch")
         words = []
         for turn in range(fault.times):
-            copy = disk.copied(self.folder / "base", self.folder / f"copy{turn}")
+            copy = disk.copied(base, self.folder / f"copy{turn}")
             dice = random.Random(f"{fault.detail}{result.number}.{turn}")
             match fault.detail:
                 case "lying fsync":
@@ -308,21 +313,17 @@ class Lane:
                 case "log bits":
                     did = disk.flip(copy.with_name("journal.sqlite-wal"), dice, bits=dice.choice((1, 1, 8)))
                 case "database bits":
-                    disk.folded(copy)
                     did = disk.flip(copy, dice, bits=dice.choice((1, 1, 8)))
                 case _:
-                    disk.folded(copy)
                     did = disk.cut_database(copy, dice)
             word, details = judged(whole, copy)
             words.append(word)
-            allowed = {"refused", "found", "harmless"} | (
-                {"prefix"} if "database" not in fault.detail else set()
-            )
+            allowed = {"refused", "found", "harmless"} | ({"prefix"} if in_the_log else set())
             if word not in allowed:
                 result.wrong.append(f"{fault.detail}: {did}: {word}: {details}")
             if word in allowed or not self.keep:
                 shutil.rmtree(copy.parent, ignore_errors=True)
-        for name in ("whole", "base"):
+        for name in ("base", "folded", "scratch"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         result.word = ",".join(words)
 
