@@ -226,7 +226,7 @@ class Dispatcher:
                 "draining", "the daemon is about to stop; nothing was accepted", retry_after_ms=5_000
             )
         if isinstance(command, cm.Send) and command.dedupe is not None:
-            return await self._send_once(command, caller, conditions)
+            return await self._send_once(command, caller, conditions, keyed)
         return await self._change(command, caller, conditions, keyed)
 
     def sees(self, caller: Caller) -> Callable[[str | None, str], bool] | None:
@@ -246,19 +246,25 @@ class Dispatcher:
         conditions.check(loop.session)
         given = input_of(command, caller)
         before = loop.session
-        if isinstance(command, cm.SessionResume) and before.status != "live":
-            self._router.directory.revive(before)
         result: Result = {}
+        revives = isinstance(command, cm.SessionResume) and before.status != "live"
 
         def describe(advanced: Advanced) -> Idempotency | None:
             result.update(result_of(command, before, advanced))
             return None if keyed is None else keyed.stored(result)
 
-        pending = loop.apply(given, principal=caller.principal, answer=describe)
-        if not result:
-            describe(pending.advanced)
-        with anyio.CancelScope(shield=True):  # its key is in flight until the journal has it
-            await pending.committed()
+        if revives:
+            self._router.directory.revive(before)
+        try:
+            pending = loop.apply(given, principal=caller.principal, answer=describe)
+            if not result:
+                describe(pending.advanced)
+            with anyio.CancelScope(shield=True):  # its key is in flight until the journal has it
+                await pending.committed()
+        except Refused:
+            if revives:
+                self._router.directory.names.release(before.name, before.sid)
+            raise
         seq = self._router.store.head if pending.appended is None else pending.appended.last
         if keyed is not None and not pending.advanced.events:
             await self._router.keep(keyed.stored(result))  # else a retry would act later, after all
@@ -270,7 +276,9 @@ class Dispatcher:
             result["stopped"] = await loop.stopped()
         return Answer(seq=seq, rev=pending.advanced.session.ss, result={**result, "seq": seq})
 
-    async def _send_once(self, command: cm.Send, caller: Caller, conditions: Conditions) -> Answer:
+    async def _send_once(
+        self, command: cm.Send, caller: Caller, conditions: Conditions, keyed: Keyed | None
+    ) -> Answer:
         """A sender's `dedupe` is a key of its own: per session, whoever sends and however often."""
         inner = msgspec.structs.replace(command, dedupe=None)
         sid = self._router.resolve(command.sid)
@@ -286,7 +294,10 @@ class Dispatcher:
                 result = {**msgspec.json.decode(known[1]), "seq": known[2]}
                 return Answer(seq=known[2], result=result, dup=True)
             digest = hashlib.sha256(msgspec.json.encode(inner, order="deterministic")).hexdigest()
-            return await self._change(command, caller, conditions, Keyed(*place, digest))
+            answer = await self._change(command, caller, conditions, Keyed(*place, digest))
+            if keyed is not None:  # behind it: whoever asks again after a crash between them meets `dedupe`
+                await self._router.keep(keyed.stored(answer.result))
+            return answer
         finally:
             del self._inflight[place]
             future.cancel()

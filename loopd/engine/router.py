@@ -104,6 +104,7 @@ class Router:
         self.say, self.tell, self.keep = house_log.say, house_log.tell, house_log.keep
         self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
         self._loading: dict[str, asyncio.Future[None]] = {}
+        self._lost: dict[str, SessionLoop] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -142,10 +143,11 @@ class Router:
                 spread = now + random.randrange(self.boot.spread_ms) if late else row.deadline_ms
                 self.timers.arm(row.sid, spread)
         await self.treasury.open(self.store, self.rows, now)
-        if ended := self._end_leftovers(running):  # also what outlived a boot without a running turn
+        # A tool may outlive its turn: the daemon died while it was being ended.
+        cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
+        if ended := self._end_leftovers([*running, *cut]):  # also what outlived a boot without a running turn
             logger.warning("processes of the last boot ended", extra={"processes": ended})
             self.boot.leftovers = ended
-        cut = [sid for sid in await self.store.with_open_effects() if not self.rows[sid].running]
         await self.feed([*running, *cut], Ticked())  # loading them is recovering them
         for scope in self.treasury.spent():  # it died before all members had looked
             await self.reconsider_some(self.treasury.members(scope, self.rows), Reconsidered())
@@ -253,7 +255,13 @@ class Router:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
         try:
+            lost = self._lost.get(sid)
+            if lost is not None:
+                await lost.written()  # what is read must not be overtaken by what it still writes
             loop = await read_session(self, sid, trusted=sid in self._trusted)
+            if lost is not None:
+                loop.previous = lost.ends()
+                del self._lost[sid]
             self._loaded[sid] = loop
             self._trusted.add(sid)
         except Refused as refusal:
@@ -330,6 +338,7 @@ class Router:
         loop.forgotten = True
         if self._loaded.get(loop.session.sid) is loop:
             del self._loaded[loop.session.sid]
+            self._lost[loop.session.sid] = loop
         if loop.turn is not None:
             loop.turn.cut = True
             loop.turn.questions.give_up()
@@ -369,6 +378,7 @@ class Router:
     async def finished(self) -> None:
         """Wait until no turn runs. Only useful while no new one may start."""
         for loop in self.running():
+            await loop.written()  # its start may be on the way to the journal
             if loop.turn is not None:
                 await loop.turn.finished.wait()
 

@@ -72,6 +72,8 @@ class SessionLoop:
         self._manifests = Manifests()
         self._driver_sha256 = sha256(msgspec.json.encode(session.driver, order="sorted"))
         self._starting: dict[int, TurnRequest] = {}
+        self._newest: asyncio.Future[Appended] | None = None
+        self.previous: anyio.Event | None = None
 
     @property
     def prices(self) -> Prices:
@@ -214,6 +216,7 @@ class SessionLoop:
             self._office.lost(self, failed)
             raise failed
         self.session = after
+        self._newest = future
         self.writing += 1
         for effect in advanced.effects:
             if isinstance(effect, CancelTurn) and self.turn is not None and self.turn.n == effect.n:
@@ -303,8 +306,7 @@ class SessionLoop:
         previous = self.turn
         turn = LiveTurn(self, request)
         self.turn = turn
-        if previous is not None and not previous.finished.is_set():
-            turn.after = previous.finished
+        turn.after = self.previous if previous is None else previous.finished
         self._office.spawn(self, turn)
 
     async def run_turn(self, turn: LiveTurn, place: Place) -> None:
@@ -364,6 +366,15 @@ class SessionLoop:
     def told(self, n: int, text: str) -> None:
         """Pass live text on."""
         self._office.told(self.session.sid, n, text)
+
+    async def written(self) -> None:
+        """Wait until the journal has answered to all that was handed to it, and that was acted upon."""
+        while self._newest is not None and not self._newest.done():
+            await asyncio.wait([self._newest])
+
+    def ends(self) -> anyio.Event | None:
+        """Set when nothing of its turns runs any more; None when that is so."""
+        return self.previous if self.turn is None else self.turn.finished
 
     async def stopped(self, within_s: float | None = None) -> bool:
         """Wait until a cancelled turn is really gone, `STOP_WITHIN_S` by default; false if it is not in time."""

@@ -302,7 +302,7 @@ class Writer:
             if self.on_commit is not None:
                 events += item.stored()
             self.head = item.first + len(item.bodies) - 1
-            self.last_at_ms = max(self.last_at_ms, item.append.at_ms)
+            self.last_at_ms = item.append.at_ms
             if not future.done():
                 future.set_result(Appended(first=item.first, last=self.head, row=item.row))
         self.commits.groups += 1
