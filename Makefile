@@ -15,7 +15,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http pictures help demo demo-real test test-long test-agents test-page crash-matrix soak soak-agents bench bench-detection lint types contracts docs wheels constraints clean
+.PHONY: fuzz-http pictures help demo demo-real test test-pythons test-long test-agents test-page crash-matrix soak soak-agents bench bench-detection lint types contracts docs wheels constraints clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ demo-real: $(VENV)/.run ## the same with a real small model, which really degene
 
 test: $(VENV)/.dev ## the tests
 	@$(BIN)/pytest -n $(WORKERS) $(PYTEST)
+
+test-pythons: $(BIN)/python ## the tests under every Python from 3.11 to 3.14 that is here; says which are not
+	@$(BIN)/python .ci/pythons.py -n $(WORKERS) $(PYTEST)
 
 test-long: $(VENV)/.dev ## the heavy cases with their full counts
 	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m long --timeout 3600 -n $(WORKERS) $(PYTEST)
