@@ -96,5 +96,4 @@ async def create(
         router.treasury.adopt(sid, above, now)
     with anyio.CancelScope(shield=True):
         await pending.committed()
-    router.make_room()
     return loop, pending

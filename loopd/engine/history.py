@@ -146,6 +146,7 @@ class History:
         self._context_bytes = context_bytes
         self._turns: list[list[Message]] = []
         self._sizes: list[int] = []
+        self._size_bytes = 0
         self._waiting: dict[str, Message] = {}
         self._begun: dict[str, Begun] = {}
         self._summary: Message | None = None
@@ -165,8 +166,9 @@ class History:
                     text=event.text,
                     ephemeral=event.ephemeral_in_history,
                 )
+                self._size_bytes += _size(self._waiting[event.id])
             case ev.EnvelopeDropped() | ev.EnvelopeCoalesced():
-                self._waiting.pop(event.id, None)
+                self._taken((event.id,))
             case ev.EnvelopeDelivered():
                 added = self._taken((event.id,))
             case ev.TurnStarted():
@@ -224,39 +226,50 @@ class History:
             if turns:
                 last = max((i for i, m in enumerate(turns[0]) if is_of(m, plan.upto_ss)), default=-1)
                 turns[0] = turns[0][last + 1 :]
-        self._turns = turns
-        self._sizes = [sum(_size(m) for m in turn) for turn in turns]
+        self._replace(turns)
 
     def _inherit(self, given: Inherited) -> None:
         self._summary = given.summary
-        self._turns = [list(turn) for turn in given.turns]
-        self._sizes = [sum(_size(m) for m in turn) for turn in self._turns]
+        self._replace([list(turn) for turn in given.turns])
+
+    def _replace(self, turns: list[list[Message]]) -> None:
+        self._size_bytes -= sum(self._sizes)
+        self._turns = turns
+        self._sizes = [sum(map(_size, turn)) for turn in turns]
+        self._size_bytes += sum(self._sizes)
 
     def inheritance(self) -> Inherited:
         """What a fork would begin with now."""
         return Inherited(summary=self._summary, turns=tuple(tuple(turn) for turn in self._turns))
 
     def _taken(self, envelopes: Iterable[str]) -> tuple[Message, ...]:
-        return tuple(m for m in (self._waiting.pop(e, None) for e in envelopes) if m is not None)
+        taken = tuple(m for m in (self._waiting.pop(e, None) for e in envelopes) if m is not None)
+        self._size_bytes -= sum(map(_size, taken))
+        return taken
 
     def _add(self, messages: tuple[Message, ...]) -> None:
         if messages and not self._turns:
             self._turns.append([])
             self._sizes.append(0)
         if messages:
+            more = sum(map(_size, messages))
             self._turns[-1].extend(messages)
-            self._sizes[-1] += sum(_size(m) for m in messages)
+            self._sizes[-1] += more
+            self._size_bytes += more
 
     def _close_turn(self) -> None:
         if not self._turns:
             return
         kept = [m for m in self._turns[-1] if not m.ephemeral]
-        self._turns[-1] = kept
-        self._sizes[-1] = sum(_size(m) for m in kept)
         total = sum(self._sizes)
-        while total > self._context_bytes and len(self._turns) > 1:
-            total -= self._sizes.pop(0)
+        if len(kept) < len(self._turns[-1]):
+            self._turns[-1] = kept
+            self._sizes[-1] = sum(map(_size, kept))
+        left = sum(self._sizes)
+        while left > self._context_bytes and len(self._turns) > 1:
+            left -= self._sizes.pop(0)
             self._turns.pop(0)
+        self._size_bytes -= total - left
 
     @property
     def newest(self) -> int:
@@ -280,7 +293,7 @@ class History:
 
     def size_bytes(self) -> int:
         """Approximate memory of what is kept."""
-        return sum(self._sizes) + (0 if self._summary is None else _size(self._summary))
+        return self._size_bytes + (0 if self._summary is None else _size(self._summary))
 
 
 def _size(message: Message) -> int:

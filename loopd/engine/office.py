@@ -45,6 +45,9 @@ class Office(Protocol):
         `row`: as the store has just written it, so that it is not made twice.
         """
 
+    def rested(self, loop: SessionLoop) -> None:
+        """Its turn is over for good: when nothing of it is on its way, it may leave memory."""
+
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
         """A write failed: what is in memory is ahead of the journal and must be forgotten."""
 

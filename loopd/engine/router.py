@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,15 +36,13 @@ from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
+from loopd.engine.residents import Residents
 from loopd.engine.session_loop import SessionLoop
 from loopd.engine.timers import Timers
 from loopd.engine.treasury import Treasury
 from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.engine")
-
-LOADED_IDLE_MAX = 256
-"""Idle sessions that stay in memory; more are unloaded, the longest unused first."""
 
 FIRED_AT_ONCE = 256
 """Deadlines that share a commit."""
@@ -61,6 +58,7 @@ class Router:
 
     Attributes:
         rows: passive row of every session, by sid.
+        residents: sessions in memory.
         closed_by: `drain`, `maintenance` or `freeze` while no session may admit work.
         maintenance: the disk is full; see `loopd.engine.maintenance`.
     """
@@ -74,6 +72,7 @@ class Router:
         on_delta: DeltaSink,
         end_leftovers: Callable[[Collection[str]], int] = lambda _: 0,
         concurrent_turns: int = 64,
+        idle_bytes: int | None = None,
         max_sessions: int = 100_000,
         crash_loop_boots: int = 3,
         boot: Boot | None = None,
@@ -102,7 +101,7 @@ class Router:
         self.defaults = (default_preset, dict(default_overrides or {}))
         house_log = HouseLog(store, clock)
         self.say, self.tell, self.keep = house_log.say, house_log.tell, house_log.keep
-        self._loaded: OrderedDict[str, SessionLoop] = OrderedDict()
+        self.residents = Residents(idle_bytes=idle_bytes)
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._lost: dict[str, SessionLoop] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
@@ -166,7 +165,7 @@ class Router:
     async def aclose(self) -> None:
         """Release all drivers, all at the same time: a hosted agent takes a moment to end."""
         async with anyio.create_task_group() as ending:
-            for loop in list(self._loaded.values()):
+            for loop in self.residents:
                 ending.start_soon(loop.aclose)
 
     async def feed(
@@ -212,13 +211,13 @@ class Router:
     def resolve(self, ref: str) -> str:
         """The sid of a session that is stored or in memory; see `Directory.resolve`."""
         sid = self.directory.resolve(ref)
-        if sid not in self.rows and sid not in self._loaded:  # its creation has only begun
+        if sid not in self.rows and sid not in self.residents:  # its creation has only begun
             raise unknown(ref)
         return sid
 
     def loaded(self, sid: str) -> SessionLoop | None:
         """The session if it is in memory; it stays where it is in the order of unloading."""
-        return self._loaded.get(sid)
+        return self.residents.get(sid)
 
     async def loop_of(self, ref: str) -> SessionLoop:
         """The loaded session.
@@ -227,10 +226,9 @@ class Router:
             Refused: `not_found`, or a storage code when it cannot be read.
         """
         sid = self.resolve(ref)
-        if sid not in self._loaded:
-            return await self._load(sid)
-        self._loaded.move_to_end(sid)
-        return self._loaded[sid]
+        while (loop := self.residents.use(sid) or await self._load(sid)).forgotten:
+            pass  # it left memory between its recovery and now
+        return loop
 
     async def state_of(self, ref: str) -> Session:
         """The committed state of a session, without loading what it needs to work.
@@ -243,14 +241,15 @@ class Router:
 
     async def states_of(self, sids: Sequence[str]) -> dict[str, Session]:
         """The committed states of many sessions, by sid."""
-        known = {sid: self._loaded[sid].durable for sid in sids if sid in self._loaded}
+        here = map(self.residents.get, sids)
+        known = {loop.session.sid: loop.durable for loop in here if loop is not None}
         return known | await self.store.load_sessions([sid for sid in sids if sid not in known])
 
     async def _load(self, sid: str) -> SessionLoop:
         while (waiting := self._loading.get(sid)) is not None:
             await asyncio.wait([waiting])
-            if sid in self._loaded:
-                return self._loaded[sid]
+            if loop := self.residents.use(sid):
+                return loop
             # whoever loaded it failed or went away; the next one tries for itself
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
@@ -262,7 +261,7 @@ class Router:
             if lost is not None:
                 loop.previous = lost.ends()
                 del self._lost[sid]
-            self._loaded[sid] = loop
+            self.residents.add(loop)
             self._trusted.add(sid)
         except Refused as refusal:
             if refusal.code == "corrupt":
@@ -272,7 +271,7 @@ class Router:
         finally:
             del self._loading[sid]
             future.set_result(None)
-        self.make_room()
+        self._make_room(loop)
         if loop.session.turn is not None or any(not effect.uncertain for effect in loop.session.effects):
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
             self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
@@ -280,32 +279,37 @@ class Router:
 
     def host(self, loop: SessionLoop) -> None:
         """Keep a session in memory that was made just now."""
-        self._loaded[loop.session.sid] = loop
+        self.residents.add(loop)
 
-    def make_room(self) -> None:
-        """Unload idle sessions over `LOADED_IDLE_MAX`, the longest unused first."""
-        surplus = max(0, len(self._loaded) - LOADED_IDLE_MAX)
-        newest = next(reversed(self._loaded), None)  # somebody is about to use it
-        for sid in [sid for sid, loop in self._loaded.items() if loop.idle and sid != newest][:surplus]:
-            loop = self._loaded.pop(sid)
-            loop.forgotten = True
-            assert self._tasks is not None
-            self._tasks.start_soon(loop.aclose)
+    def rested(self, loop: SessionLoop) -> None:
+        """See `office.Office`."""
+        if loop.idle and loop.session.status != "live" and self.residents.get(loop.session.sid) is loop:
+            self._unload(loop)
+        else:
+            self._make_room(loop)
+
+    def _make_room(self, newest: SessionLoop) -> None:
+        self.residents.rested(newest)
+        for loop in self.residents.surplus():
+            self._unload(loop)
+
+    def _unload(self, loop: SessionLoop) -> None:
+        self.residents.remove(loop)
+        loop.forgotten = True
+        self.release(loop)
 
     def forget(self, sid: str) -> bool:
         """Let go of an ended session for good; false when it lives again or somebody uses it now."""
         row = self.rows.get(sid)
-        loop = self._loaded.get(sid)
+        loop = self.residents.get(sid)
         if row is None:
             return True
         if row.status == "live" or sid in self._loading or (loop is not None and not loop.idle):
             return False
         if loop is not None:
-            del self._loaded[sid]
-            loop.forgotten = True
-            assert self._tasks is not None
-            self._tasks.start_soon(loop.aclose)
+            self._unload(loop)
         self.directory.forget(sid)
+        self._trusted.discard(sid)
         return True
 
     # -- office of the session loops ----------------------------------------------------------
@@ -329,6 +333,7 @@ class Router:
             )
         self.directory.follow(row)
         self.timers.arm(row.sid, row.deadline_ms)
+        self.rested(loop)
 
     def lost(self, loop: SessionLoop, error: BaseException) -> None:
         """See `office.Office`."""
@@ -336,9 +341,9 @@ class Router:
             return
         logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": _code(error)})
         loop.forgotten = True
-        if self._loaded.get(loop.session.sid) is loop:
-            del self._loaded[loop.session.sid]
+        if self.residents.get(loop.session.sid) is loop:
             self._lost[loop.session.sid] = loop
+        self.residents.remove(loop)
         if loop.turn is not None:
             loop.turn.cut = True
             loop.turn.questions.give_up()
@@ -364,16 +369,13 @@ class Router:
 
     def durable(self, sid: str) -> Session | None:
         """The committed state of a session that is loaded."""
-        loop = self._loaded.get(sid)
-        return None if loop is None else loop.durable
+        return None if (loop := self.residents.get(sid)) is None else loop.durable
 
     # -- the whole house ----------------------------------------------------------------------
 
     def running(self) -> list[SessionLoop]:
         """Sessions with a turn in progress."""
-        return [
-            loop for loop in self._loaded.values() if loop.session.turn is not None or loop.turn is not None
-        ]
+        return [loop for loop in self.residents if loop.session.turn is not None or loop.turn is not None]
 
     async def finished(self) -> None:
         """Wait until no turn runs. Only useful while no new one may start."""

@@ -338,6 +338,7 @@ class SessionLoop:
             turn.finished.set()
             if self.turn is turn:
                 self.turn = None
+                self._office.rested(self)
 
     async def _take(self, turn: LiveTurn) -> TurnEnd:
         with anyio.move_on_after(self.settings.turn.deadline_ms / 1_000) as deadline:

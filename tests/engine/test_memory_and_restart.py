@@ -13,7 +13,7 @@ from loopd.core.conversation import AgentRequest, StepDone, TurnEnd, TurnRequest
 from loopd.core.inputs import EnvelopeArrived, Ticked
 from loopd.engine import boot as boot_module
 from loopd.engine import loading
-from loopd.engine import router as router_module
+from loopd.engine import residents as residents_module
 from loopd.engine.clock import ManualClock
 from loopd.engine.ports import TurnHost
 from loopd_protocol import commands as cm
@@ -32,7 +32,7 @@ MINUTE, HOUR = 60_000, 3_600_000
 
 @pytest.fixture
 def tiny_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "LOADED_IDLE_MAX", 2)
+    monkeypatch.setattr(residents_module, "IDLE_SESSIONS_MAX", 2)
 
 
 @pytest.mark.usefixtures("tiny_memory")
@@ -46,7 +46,7 @@ async def test_idle_sessions_leave_memory_and_come_back_with_history_and_holds()
         for sid in sids[1:]:
             await on.send(sid, f"second of {sid}")
             await on.settle()
-        assert len(on.router._loaded) <= 3
+        assert len(on.router.residents) <= 3
         await on.settle()
         assert sum(driver.closed for driver in on.drivers) >= 3
         assert [m.text for m in on.requests[-1].messages] == [
@@ -61,7 +61,7 @@ async def test_idle_sessions_leave_memory_and_come_back_with_history_and_holds()
 async def test_the_session_that_is_asked_for_works_though_memory_is_full_of_running_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(router_module, "LOADED_IDLE_MAX", 2)
+    monkeypatch.setattr(residents_module, "IDLE_SESSIONS_MAX", 2)
     gate = Gate()
 
     async def waits(request: TurnRequest, host: TurnHost) -> TurnEnd:
@@ -137,7 +137,7 @@ async def test_a_session_is_read_once_when_many_ask_for_it_at_once() -> None:
     async with stage() as on:
         sids = [await on.new() for _ in range(5)]
         await on.settle()
-        assert sids[0] not in on.router._loaded
+        assert sids[0] not in on.router.residents
         on.store.slow_reads = True
         reads: list[str] = []
         load = on.store.load_session
