@@ -22,15 +22,16 @@ class BlobCheck:
         self._request = request
         self._findings = findings
 
-    def all(self) -> int:
-        """Check every blob; returns how many there are."""
-        after = count = 0
+    def all(self, first: int, last: int) -> int:
+        """Check every blob with such an id; returns how many there are."""
+        after, count = first - 1, 0
         while True:
             self._request.check()
             page = self._connection.execute(
-                "SELECT id, sha, codec, len, data FROM blob WHERE id > ? ORDER BY id LIMIT ?",
-                (after, PAGE_BLOBS),
+                "SELECT id, sha, codec, len, data FROM blob WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
+                (after, last, PAGE_BLOBS),
             ).fetchall()
+            self._request.looked(len(page))
             for id_, sha, codec, size, data in page:
                 after, count = id_, count + 1
                 self._check(sha, codec, size, data)

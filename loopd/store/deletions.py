@@ -54,7 +54,7 @@ class Deletions:
 
     def within(self, seq: int) -> bool:
         """Whether a row belongs to a month that is being deleted right now."""
-        return any(s.first_seq <= seq <= s.last_seq for s in self._segments)
+        return bool(self._segments) and any(s.first_seq <= seq <= s.last_seq for s in self._segments)
 
     def see(self, row: Row) -> None:
         """Take in the next row."""

@@ -18,7 +18,7 @@ from loopd.store.export import build
 from loopd.store.extent import Wanted
 from loopd.store.keeping import Keeping
 from loopd.store.ledger import Ledger
-from loopd.store.request import Request
+from loopd.store.request import File, Request
 from loopd.store.verify import run as run_verification
 from loopd_protocol.forensic_commands import AnchorRecord
 
@@ -43,6 +43,11 @@ class Forensics(Keeping):
 
     def __init__(self) -> None:
         self._past = past.Past()
+
+    @property
+    def file(self) -> File | None:
+        """Where other processes can read the journal, or None."""
+        return None
 
     @abstractmethod
     async def _study(self, work: Callable[[sqlite3.Connection, Stopped], T]) -> T:
@@ -76,6 +81,7 @@ class Forensics(Keeping):
             if given is None
             else tuple(msgspec.convert(msgspec.to_builtins(a), Anchor) for a in given),
             progress=told,
+            file=self.file,
         )
         try:
             return await self._verify(request)

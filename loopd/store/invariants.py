@@ -22,6 +22,9 @@ PASSABLE = frozenset({"Degeneration"})
 
 FINALS_KEPT = 10_000
 
+_OF_A_TURN = (ev.TurnStarted, ev.TurnStep, ev.TurnCompleted, ev.TurnInterrupted)
+_OF_AN_APPROVAL = (pe.ApprovalRequested, pe.ApprovalAnswered, pe.ApprovalExpired)
+
 Report = Callable[..., None]
 Look = Callable[[str], None]
 
@@ -50,6 +53,7 @@ class SessionInvariants:
         self._blind = False
         self._holds_known = True
         self._adrift = False
+        self._at = 0, 0
 
     def unseen(self, kind: str, turn: int | None, boot: int) -> None:
         """The next event's content was deleted: what it may have said is not held against what follows."""
@@ -71,20 +75,15 @@ class SessionInvariants:
 
     def see(self, seq: int, ss: int, boot: int, event: ev.Event) -> None:
         """Take in the next event."""
-
-        def wrong(check: str, what: str) -> None:
-            self._report(check, what, sid=self._sid, seq=seq, ss=ss)
-
-        if self._adrift and isinstance(
-            event, ev.TurnStarted | ev.TurnStep | ev.TurnCompleted | ev.TurnInterrupted
-        ):
+        self._at = seq, ss
+        wrong = self._wrong
+        if self._adrift and isinstance(event, _OF_A_TURN):
             self._adrift = False
             if not isinstance(event, ev.TurnStarted):
                 self._running, self._running_boot, self._turns = event.n, boot, event.n
-        self._approvals(event, wrong)
+        if self._asked or isinstance(event, _OF_AN_APPROVAL):
+            self._approvals(event, wrong)
         match event:
-            case fx.SessionForked():
-                self._turns = event.turns
             case ev.TurnStarted():
                 self._started(event, boot, wrong)
             case ev.TurnCompleted() | ev.TurnInterrupted():
@@ -92,8 +91,11 @@ class SessionInvariants:
                 if self._running != event.n:
                     wrong("I1", f"turn {event.n} ends; running is {self._running}")
                 self._running = None
-            case ev.TurnStep() if self._running != event.n:
-                wrong("I1", f"a step of turn {event.n}; running is {self._running}")
+            case ev.TurnStep():
+                if self._running != event.n:
+                    wrong("I1", f"a step of turn {event.n}; running is {self._running}")
+            case fx.SessionForked():
+                self._turns = event.turns
             case ev.GateChanged():
                 self._gate(event, wrong)
             case ev.EnvelopeAccepted():
@@ -122,6 +124,10 @@ class SessionInvariants:
                 self._ended = False
             case _:
                 pass
+
+    def _wrong(self, check: str, what: str) -> None:
+        seq, ss = self._at
+        self._report(check, what, sid=self._sid, seq=seq, ss=ss)
 
     def _approvals(self, event: ev.Event, wrong: Callable[[str, str], None]) -> None:
         match event:

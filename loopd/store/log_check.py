@@ -41,22 +41,20 @@ class LogCheck:
     def run(self) -> int:
         """Check all rows; returns how many there are."""
         count = 0
-        total = self._connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
         for page in pages_of_log(self._connection):
             self._request.check()
             count += len(page)
+            self._findings.looked("I8", len(page))
+            self._findings.looked("I7", len(page))
             for row in page:
                 self._row(row)
-            self._request.progress("events", count, total)
+            self._request.looked(len(page))
         self._accounts()
         self._deletions.finish()
         return count
 
     def _row(self, row: Row) -> None:
-        where = {"seq": row.seq, "ss": row.ss}
         findings = self._findings
-        findings.looked("I8")
-        findings.looked("I7")
         if self._deletions.within(row.seq):
             return  # its month is being deleted; what is left of it goes in a moment
         while row.seq != self._expected and (month := self._deletions.behind(self._expected)) is not None:
@@ -67,17 +65,17 @@ class LogCheck:
         if row.seq != self._expected:
             findings.add("I8", f"seq jumps from {self._expected - 1} to {row.seq}", seq=self._expected)
         if chain.link(self._previous, row.digest()) != row.h:
-            findings.add("chain", f"{row.kind!r} does not match its hash or its predecessor's", **where)
+            findings.add("chain", f"{row.kind!r} does not match its hash or its predecessor's", **_where(row))
         if not row.sid:
             for what in row.oddities():
-                findings.add("row", what, **where)
+                findings.add("row", what, **_where(row))
         if row.epoch < self._epoch or row.boot < self._boot:
             what = f"epoch {row.epoch}, boot {row.boot} after epoch {self._epoch}, boot {self._boot}"
-            findings.add("I7", what, **where)
+            findings.add("I7", what, **_where(row))
         if row.boot not in self._firsts:
-            self._begins(row, where)
+            self._begins(row, _where(row))
         if row.kind == "daemon.started":
-            self._started(row, where)
+            self._started(row, _where(row))
         self._previous, self._expected = row.h, row.seq + 1
         self._epoch, self._boot = max(self._epoch, row.epoch), max(self._boot, row.boot)
 
@@ -125,6 +123,10 @@ class LogCheck:
         if (epoch, boots) != (known, last):
             what = f"meta says epoch {epoch}, boot {boots}; listed is epoch {known}, boot {last}"
             self._findings.add("boot", what, table="meta")
+
+
+def _where(row: Row) -> dict[str, Any]:
+    return {"seq": row.seq, "ss": row.ss}
 
 
 def frozen(connection: sqlite3.Connection, findings: Findings) -> None:

@@ -151,6 +151,7 @@ class Plan:
         self._outcomes: list[tuple[Any, ...]] = []
         self._recovered: dict[int, tuple[Any, ...]] = {}
         self._books: list[Placed] = []
+        self._waiting: dict[str, int] | None = None
         self.rows: dict[int, PassiveRow] = {}
         self.frozen: list[bytes | None] = []
 
@@ -162,6 +163,7 @@ class Plan:
         placed: Sequence[Placed],
     ) -> None:
         """Take in one append, in the order of the log."""
+        self._waiting = None
         for row in placed:
             fold = _FOLDS.get(type(row.event))
             if fold is not None:
@@ -252,8 +254,11 @@ class Plan:
         turn = self._turn(num, row, event.n)
         turn["trigger"], turn["manifest"] = str(event.trigger), event.manifest
         if event.envelopes:
-            where = {w.id: w.ss for w in before.inbox} if before is not None else {}
-            where |= {p.event.id: p.ss for p in placed if isinstance(p.event, ev.EnvelopeAccepted)}
+            where = self._waiting
+            if where is None:  # once for an append: those of a refold are pages with hundreds of turns
+                where = {w.id: w.ss for w in before.inbox} if before is not None else {}
+                where |= {p.event.id: p.ss for p in placed if isinstance(p.event, ev.EnvelopeAccepted)}
+                self._waiting = where
             turn["consumed"] = _encode_json(sorted(where.get(e, 0) for e in event.envelopes)).decode()
 
     def _ended(self, num: int, before: Session | None, placed: Sequence[Placed], row: Placed) -> None:
@@ -332,7 +337,8 @@ _FOLDS: dict[type[ev.Event], str] = {
 def _used(n: int, before: Session | None, placed: Sequence[Placed], end: Placed) -> tuple[int, int]:
     """Steps and tokens of the turn that ends here: what the state knew, and the steps since."""
     steps = tokens = 0
-    for row in reversed(placed[: end.ss - placed[0].ss]):
+    for at in range(min(end.ss - placed[0].ss, len(placed)) - 1, -1, -1):
+        row = placed[at]
         if isinstance(row.event, ev.TurnStep):
             steps = max(steps, row.event.step)
             tokens += tokens_of(row.event.usage)

@@ -43,6 +43,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def oddities(self) -> list[str]:
         """What no writer of ours stores and the chains do not cover."""
+        if self.body_sha is None and self.blob is None and self.sid != 0 and self.turn != 0 != self.cause_seq:
+            return []
         found = []
         if self.body is not None and self.body_sha is not None and not self._is_left_over():
             found.append(

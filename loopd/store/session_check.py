@@ -21,6 +21,10 @@ from loopd.store.rows import PAGE_ROWS, Row, session_page
 from loopd.store.segments import links_of_session
 from loopd_protocol import events as ev
 
+_DECODERS: dict[str, msgspec.json.Decoder[ev.Event]] = {
+    kind: msgspec.json.Decoder(event) for kind, event in ev.EVENT_TYPES.items()
+}
+
 
 class SessionCheck:
     """Streams one session's rows once, in pages, and compares what they add up to."""
@@ -61,37 +65,38 @@ class SessionCheck:
                 try:
                     page = session_page(self._connection, self._num, self._ss)
                     count += len(page)
+                    self._findings.looked("I8", len(page))
                     self._take(page)
                     if len(page) < PAGE_ROWS:
                         self._pass_over()
                         self._compare()
+                        self._request.looked(len(page))
                         return count
                 finally:
                     if self._connection.in_transaction:
                         self._connection.execute("COMMIT")
+                self._request.looked(len(page))
         finally:
             self._scratch.forget(self._num)
 
     def _take(self, page: list[Row]) -> None:
         before, placed = self._state, []
         for row in page:
-            where = {"sid": self._sid, "seq": row.seq, "ss": row.ss}
-            self._findings.looked("I8")
             if row.ss <= self._ss or self._ss + 1 in self._links:
                 self._pass_over()
                 if row.ss <= self._ss:
                     continue  # its month is being deleted; what is left of it goes in a moment
             for what in row.oddities():
-                self._findings.add("row", what, **where)
+                self._findings.add("row", what, **self._where(row))
             if row.ss != self._ss + 1:
-                self._findings.add("I8", f"ss jumps from {self._ss} to {row.ss}", **where)
+                self._findings.add("I8", f"ss jumps from {self._ss} to {row.ss}", **self._where(row))
             if chain.link(self._previous, row.digest()) != row.sh:
                 what = f"{row.kind!r} does not match its hash or its predecessor's"
-                self._findings.add("session chain", what, **where)
+                self._findings.add("session chain", what, **self._where(row))
             self._previous, self._ss, self._boot = row.sh or b"", row.ss, row.boot
             self._first_boot = self._first_boot or row.boot
-            event = self._event(row, where)
-            self._blobs(row, event, where)
+            event = self._event(row)
+            self._blobs(row, event)
             if event is None:
                 self._invariants.unseen(row.kind, row.turn, row.boot)
                 self._foldable = False  # its content is gone or from the future: no refold beyond it
@@ -100,7 +105,7 @@ class SessionCheck:
                 self._foldable = False  # what is left of it does not make the same state
             self._invariants.see(row.seq, row.ss, row.boot, event)
             placed.append(Placed(row.seq, row.ss, row.at_ms, event, row.body or b""))
-            self._fold(event, row, where)
+            self._fold(event, row)
         if self._foldable and self._state is not None and placed:
             plan = Plan()
             plan.add(self._num, before, self._state, placed)
@@ -116,33 +121,37 @@ class SessionCheck:
             self._foldable = False
             self._invariants.gap()
 
-    def _event(self, row: Row, where: dict[str, Any]) -> ev.Event | None:
-        kind = ev.EVENT_TYPES.get(row.kind)
-        if row.body is None or kind is None:
+    def _where(self, row: Row) -> dict[str, Any]:
+        return {"sid": self._sid, "seq": row.seq, "ss": row.ss}
+
+    def _event(self, row: Row) -> ev.Event | None:
+        decoder = _DECODERS.get(row.kind)
+        if row.body is None or decoder is None:
             return None
         try:
-            return msgspec.json.decode(row.body, type=kind)
+            return decoder.decode(row.body)
         except (msgspec.MsgspecError, ValueError) as error:
-            self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
+            self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **self._where(row))
             return None
 
-    def _blobs(self, row: Row, event: ev.Event | None, where: dict[str, Any]) -> None:
+    def _blobs(self, row: Row, event: ev.Event | None) -> None:
         if row.whole is None:
             return  # with its content, its blobs may have gone
         named = {row.blob} if row.blob is not None else set()
         if event is not None:
             named |= {bytes.fromhex(digest.removeprefix("sha256:")) for digest in references(event)}
-        for digest in missing(self._connection, named):
-            self._findings.add("blob", f"blob {digest} is missing", **where)
+        if named:
+            for digest in missing(self._connection, named):
+                self._findings.add("blob", f"blob {digest} is missing", **self._where(row))
 
-    def _fold(self, event: ev.Event, row: Row, where: dict[str, Any]) -> None:
+    def _fold(self, event: ev.Event, row: Row) -> None:
         if not self._foldable:
             return
         try:
             self._state = self._evolve(self._state, event, ss=row.ss, at_ms=row.at_ms)
         except Exception as error:  # noqa: BLE001  (a finding, whatever it was)
             self._foldable = False
-            self._findings.add("I9", f"{row.kind!r} cannot be refolded: {error}", **where)
+            self._findings.add("I9", f"{row.kind!r} cannot be refolded: {error}", **self._where(row))
 
     def _compare(self) -> None:
         """The state, the invariants that need an end, and the projections."""

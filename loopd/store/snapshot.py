@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loopd.store import opening
-from loopd.store.request import Request
+from loopd.store.request import File, Request
 from loopd.store.verify import run as run_verification
 from loopd_protocol.errors import Refused
 
@@ -81,7 +81,10 @@ def _check(part: Path, *, verify: bool, stopped: Callable[[], bool]) -> dict[str
         row = connection.execute("SELECT h FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
         found: dict[str, Any] = {"log": identity.log_id, "head_hash": None if row is None else row[0].hex()}
         if verify:
-            proof = run_verification(connection, Request(log_id=identity.log_id, stopped=stopped))
+            request = Request(
+                log_id=identity.log_id, stopped=stopped, file=File(path=part, alone=True, gently=True)
+            )
+            proof = run_verification(connection, request)
             if not proof["ok"]:
                 raise Refused("corrupt", f"the copy does not verify: {proof['findings'][0]['what']}")
             found["verified"] = proof["checked"]

@@ -19,6 +19,7 @@ from loopd.store.forensics import Forensics, Stopped
 from loopd.store.hop import close, hop
 from loopd.store.known_keys import KnownKeys
 from loopd.store.ledger import Ledger
+from loopd.store.request import File
 from loopd.store.snapshot import take
 from loopd.store.writer import Commits, Writer
 from loopd_protocol.errors import Refused
@@ -261,6 +262,10 @@ class SqliteStore(Forensics):
         future.set_exception(Refused(why.code, why.message))
         return future
 
+    def takes_lazy(self) -> bool:
+        """Whether a fact of class D1 would be taken now. See `loopd.engine.ports.Store.takes_lazy`."""
+        return self._writer is not None and self._writer.takes_lazy()
+
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Command hash, result and `seq` of a key that was used within seven days, or None."""
         if self._keys.surely_new(principal, key):
@@ -315,7 +320,14 @@ class SqliteStore(Forensics):
             "wal_bytes": size,
             "checkpoints": self.commits.checkpoints,
             "chore_ms": round(self.commits.chore_s * 1_000, 1),
+            "lazy": self.commits.lazy,
+            "lazy_dropped": self.commits.lazy_dropped,
         }
+
+    @property
+    def file(self) -> File:
+        """Where other processes can read the journal."""
+        return File(path=self.path, alone=self._alone, gently=self._writer is not None)
 
     async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
         """Copy one moment of the log to a new file, and check the copy; see `loopd.store.snapshot`."""
