@@ -118,6 +118,15 @@ class Limits(Section, frozen=True, kw_only=True):
     concurrent_turns: Annotated[
         int, Meta(ge=1, le=100_000, description="Turns that run at the same time; others wait for a place.")
     ] = 64
+    idle_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="What sessions at rest may keep in memory together, their contexts above all. Beyond it the "
+            "longest unused leave, and are read again from the journal when there is work for them.",
+        ),
+    ] = 32 << 20
     connections: Annotated[
         int, Meta(ge=1, le=100_000, description="Open connections on the control socket.")
     ] = 1_024

@@ -180,6 +180,7 @@ class Daemon:
                 on_delta=bus.publish_delta,
                 end_leftovers=lambda sids: end_leftovers(sids, self._premises),
                 concurrent_turns=config.limits.concurrent_turns,
+                idle_bytes=config.limits.idle_bytes,
                 max_sessions=config.limits.max_sessions,
                 crash_loop_boots=config.recovery.crash_loop_boots,
                 boot=Boot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import loopd
@@ -42,6 +43,13 @@ def status(house: Daemon) -> dict[str, Any]:
         },
         "holds": holds,
         "recovered": house.router.boot.recovered,
+        "memory": {
+            "resident_bytes": resident_bytes(),
+            "sessions": len(house.router.residents),
+            "idle_sessions": house.router.residents.idle,
+            "idle_bytes": house.router.residents.idle_bytes,
+            "idle_bytes_max": house.router.residents.idle_bytes_max,
+        },
         "tasks": len(asyncio.all_tasks()),
         "socket": os.path.abspath(house.socket),
         "http": house.http,
@@ -54,6 +62,15 @@ def status(house: Daemon) -> dict[str, Any]:
         # How far a verification that runs now has come: what, done, of how many.
         "verifying": None if house.store is None else house.store.verifying,
     }
+
+
+def resident_bytes() -> int | None:
+    """Memory that the process occupies; None where the system does not say (it is no Linux)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def gauges(house: Daemon) -> Gauges:
@@ -71,4 +88,7 @@ def gauges(house: Daemon) -> Gauges:
         bus_lag_max=0 if house.server is None else house.server.fanout.lag_max,
         wal_bytes=house.store.commits.wal_bytes,
         loop_lag_s=house.lag.max_s,
+        resident_bytes=resident_bytes(),
+        sessions_in_memory=len(house.router.residents),
+        idle_bytes=house.router.residents.idle_bytes,
     )

@@ -85,6 +85,13 @@ METRICS: MappingProxyType[str, Metric] = MappingProxyType(
         "loopd_draining": _gauge("1 while the daemon is about to stop."),
         "loopd_bus_subscribers": _gauge("Subscriptions to the event bus."),
         "loopd_bus_lag_events_max": _gauge("How far the slowest subscriber is behind the head."),
+        "loopd_sessions_in_memory": _gauge("Sessions that are loaded, at work or at rest."),
+        "loopd_sessions_idle_bytes": _gauge(
+            "What sessions at rest keep in memory; at most `limits.idle_bytes`, but for the newest."
+        ),
+        "loopd_resident_bytes": _gauge(
+            "Memory that the daemon occupies; absent where the system does not say."
+        ),
         "loopd_wal_bytes": _gauge("Size of the write-ahead log."),
         "loopd_event_loop_lag_seconds_max": _gauge(
             "Longest delay of the event loop in the last 30 to 60 seconds."

@@ -36,7 +36,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         next_deadline_ms: the earliest deadline of all sessions (head of the heap), or None.
         bus_lag_max: events between the head and the slowest subscriber.
-        wal_bytes: None when it is not known.
+        wal_bytes, resident_bytes: None when they are not known.
+        idle_bytes: what sessions at rest keep in memory.
     """
 
     head: int = 0
@@ -48,6 +49,9 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     bus_lag_max: int = 0
     wal_bytes: int | None = None
     loop_lag_s: float = 0.0
+    resident_bytes: int | None = None
+    sessions_in_memory: int = 0
+    idle_bytes: int = 0
 
 
 class Distribution:
@@ -219,6 +223,10 @@ class Metrics:
         yield _gauge("loopd_bus_subscribers", {(): gauges.bus_subscribers})
         yield _gauge("loopd_bus_lag_events_max", {(): gauges.bus_lag_max})
         yield _gauge("loopd_event_loop_lag_seconds_max", {(): gauges.loop_lag_s})
+        yield _gauge("loopd_sessions_in_memory", {(): gauges.sessions_in_memory})
+        yield _gauge("loopd_sessions_idle_bytes", {(): gauges.idle_bytes})
+        if gauges.resident_bytes is not None:
+            yield _gauge("loopd_resident_bytes", {(): gauges.resident_bytes})
         if gauges.wal_bytes is not None:
             yield _gauge("loopd_wal_bytes", {(): gauges.wal_bytes})
         if self._top_k:
