@@ -301,11 +301,17 @@ class Redaction(Section, frozen=True, kw_only=True):
 
 
 class Anchors(Section, frozen=True, kw_only=True):
-    """Signed heads of the log: every 1,000 events, and once a minute while there are new ones."""
+    """Signed heads of the log. What happened since the last one that left the machine can be rewritten unseen."""
 
     enabled: Annotated[
         bool, Meta(description="Sign heads with `DATA/anchor.key`, which is made at the first start.")
     ] = True
+    every_s: Annotated[
+        int, Meta(ge=1, le=86_400, description="Longest time that an event waits for an anchor.")
+    ] = 60
+    every_events: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Most events that wait for an anchor.")
+    ] = 1_000
     trusted_keys: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")], ...],
         Meta(max_length=100, description="Public keys (hex) of other daemons whose archives are trusted."),

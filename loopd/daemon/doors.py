@@ -15,6 +15,8 @@ from loopd.daemon import configured
 from loopd.engine.commands import Dispatcher
 from loopd.engine.keyring import Keyring
 from loopd.server.agent_door import AgentServer
+from loopd.server.attendance import Attendance
+from loopd.server.ports import Knock
 from loopd.server.unix import UnixServer, clear_stale
 from loopd.telemetry import Metrics
 
@@ -30,16 +32,24 @@ class Doors:
         http: address of the HTTP door, or None.
     """
 
-    def __init__(
-        self, daemon: Daemon, dispatcher: Dispatcher, bus: Bus, keyring: Keyring, metrics: Metrics
+    def __init__(  # noqa: PLR0917
+        self,
+        daemon: Daemon,
+        dispatcher: Dispatcher,
+        bus: Bus,
+        keyring: Keyring,
+        metrics: Metrics,
+        knocked: Knock,
     ) -> None:
         self._daemon = daemon
         self._metrics = metrics
         self._keyring = keyring
         self._dispatcher = dispatcher
         self._bus = bus
+        self._knocked = knocked
         self._scopes: list[anyio.CancelScope] = []
         self.server: UnixServer | None = None
+        self.attendance: Attendance | None = None
         self.http: str | None = None
 
     async def open(self, tasks: anyio.abc.TaskGroup, sock: sockets.socket | None) -> None:
@@ -53,6 +63,7 @@ class Doors:
             "version": loopd.__version__,
             "boot": daemon.boot,
             "observe": self._metrics.command,
+            "knocked": self._knocked,
         }
         self.server = UnixServer(
             daemon.socket,
@@ -64,6 +75,8 @@ class Doors:
             keys=self._keyring,
             **common,
         )
+        assert daemon.router is not None
+        self.attendance = self.server.fanout.attendance = Attendance(daemon.router.note)
         await tasks.start(self._within, self.server.serve)
         clear_stale(daemon.agent_door.path)
         owner = None if daemon.run_as is None else (daemon.run_as.uid, daemon.run_as.gid)
@@ -71,6 +84,11 @@ class Doors:
         await tasks.start(self._within, agents.serve)
         if config.http.listen is not None:
             await self._open_http(tasks)
+
+    def farewell(self) -> None:
+        """Tell no more of who comes and goes: the daemon's own last event says that everybody is gone."""
+        if self.attendance is not None:
+            self.attendance.end()
 
     def close(self) -> None:
         """Hang up on everybody."""

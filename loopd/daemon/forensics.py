@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
-
-import anyio
-import msgspec
+from typing import Any
 
 from loopd.bus import Bus
 from loopd.config import Config
 from loopd.core.redactor import Redactor
+from loopd.daemon.anchoring import Anchoring
 from loopd.engine.copies import Spool
 from loopd.engine.forensic_desk import ForensicDesk
 from loopd.engine.forensic_ports import ForensicStore
 from loopd.engine.ports import Clock
 from loopd.engine.queries import Queries
 from loopd.engine.router import Router
-from loopd.store.anchors import EVERY_EVENTS, EVERY_S, Anchor, Signer, key_id, public_keys
+from loopd.store.anchors import Signer, key_id, public_keys
 from loopd.store.extent import Wanted
 from loopd.store.shelf import Shelf
 from loopd.store.sqlite import SqliteStore
 from loopd.telemetry.otlp import OtlpFeed
 from loopd_protocol.errors import Refused
 
-logger = logging.getLogger("loopd.anchor")
-
 IMPORTS, SPOOL, REDACTION_KEY = "imports", "spool", "redaction.key"
-RETRY_S = 10.0
-
-
-class Emit(Protocol):
-    """Where anchors go beside the database."""
-
-    def __call__(self, anchor: Anchor, /) -> None:
-        """Tell outside."""
 
 
 class Forensics:
     """Made once the journal is open.
 
+    Args:
+        anchored: told `written` or `failed` of each anchor, for metrics.
+
     Attributes:
         shelf: imported sessions.
-        redactor: of this house: its key and its own patterns.
+        anchoring: signs the heads of the log.
     """
 
-    def __init__(self, data: Path, config: Config, store: SqliteStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        data: Path,
+        config: Config,
+        store: SqliteStore,
+        clock: Clock,
+        anchored: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._data = data
         self._config = config
         self._store = store
         self._clock = clock
         if config.anchors.enabled:
             store.signer = Signer.of_folder(data)
+        self.anchoring = Anchoring(
+            store,
+            clock,
+            every_s=config.anchors.every_s,
+            every_events=config.anchors.every_events,
+            counted=anchored,
+        )
         trusted = {key_id(bytes.fromhex(key)): bytes.fromhex(key) for key in config.anchors.trusted_keys}
         store.keys = {**trusted, **public_keys(data)}
         self.shelf = Shelf(data / IMPORTS, store.keys)
@@ -101,34 +105,6 @@ class Forensics:
             spool=self._spool,
             redactor=self.redactor,
         )
-
-    async def keep_anchored(self, bus: Bus, emit: Callable[[Anchor], None] | None = None) -> None:
-        """Sign the head every thousand events, and once a minute while there are new ones; for ever."""
-        if self._store.signer is None:
-            return
-        last = await self._store.last_anchor()
-        while True:
-            await bus.wait(last)
-            with anyio.move_on_after(EVERY_S):
-                await bus.wait(last + EVERY_EVENTS - 1)
-            try:
-                last = max(last, await self.anchor_now(emit))
-            except Refused as refused:
-                if refused.code in {"corrupt", "storage_readonly"}:
-                    return  # this daemon only reads
-                # a full disk: the next try comes, and `verify` still has the others
-                logger.warning("anchor not stored", extra={"code": refused.code, "cause": refused.message})
-                await anyio.sleep(RETRY_S)
-
-    async def anchor_now(self, emit: Callable[[Anchor], None] | None = None) -> int:
-        """Sign the head as it is; returns its `seq`."""
-        anchor = await self._store.anchor(self._clock.now_ms())
-        if anchor is None:
-            return self._store.head
-        logger.info("anchor", extra={"anchor": msgspec.to_builtins(anchor)})
-        if emit is not None:
-            emit(anchor)
-        return anchor.seq
 
     async def send_spans(self, bus: Bus) -> None:
         """Tell a collector of what happens, if one is configured; for ever."""

@@ -26,6 +26,7 @@ from loopd import failpoints, systemd
 from loopd.bus import Bus
 from loopd.config import Config
 from loopd.daemon import configured, standing
+from loopd.daemon.anchoring import Anchoring
 from loopd.daemon.doors import Doors
 from loopd.daemon.forensics import Forensics
 from loopd.daemon.leaving import drain
@@ -48,6 +49,7 @@ from loopd.engine.model_witness import ModelWitness
 from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
 from loopd.engine.router import Router
+from loopd.engine.strangers import Strangers
 from loopd.engine.upkeep import Upkeep
 from loopd.server.agent_door import AgentDoor
 from loopd.server.lineage import Lineage, reap
@@ -104,6 +106,7 @@ class Daemon:
         self.store: SqliteStore | None = None
         self.bus: Bus | None = None
         self.router: Router | None = None
+        self.anchoring: Anchoring | None = None
         self.server: UnixServer | None = None
 
     # -- what others ask ----------------------------------------------------------------------
@@ -217,10 +220,12 @@ class Daemon:
                 new_secret=new_secret,
             )
             await dispatcher.open()
-            deliveries = Deliveries(bus, dispatcher.hooks, now_ms=self.clock.now_ms)
-            forensics = Forensics(self.data, config, store, self.clock)
+            deliveries = Deliveries(bus, dispatcher.hooks, now_ms=self.clock.now_ms, observe=metrics.delivery)
+            forensics = Forensics(self.data, config, store, self.clock, metrics.anchor)
+            self.anchoring = forensics.anchoring
             dispatcher.forensics = forensics.desk(router, queries)
-            doors = Doors(self, dispatcher, bus, self.keyring, metrics)
+            strangers = Strangers(self.clock, router.say, counted=metrics.stranger)
+            doors = Doors(self, dispatcher, bus, self.keyring, metrics, strangers.knocked)
             cut = 0
             async with anyio.create_task_group() as tasks:
                 self._lasting = tasks
@@ -261,20 +266,23 @@ class Daemon:
                         tasks.start_soon(_tidy, self._premises, router)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)
+                    tasks.start_soon(strangers.run)
                     await doors.open(tasks, sock)
                     self.server, self.http = doors.server, doors.http
                     await self.say(self._started(router, store))
                     if failpoints.armed:
                         failpoints.hit("boot.ready")
-                    tasks.start_soon(forensics.keep_anchored, bus)
+                    tasks.start_soon(forensics.anchoring.keep, bus, router.say)
                     tasks.start_soon(forensics.send_spans, bus)
                     self._announce()
                     tasks.start_soon(systemd.feed_watchdog, self.healthy)
                     await self.stopping.wait()
                     cut = await drain(self, router, turns, tasks)
+                await strangers.write()
+                doors.farewell()
                 await self.say(ev.DaemonStopped(reason=self.stop_reason, interrupted=cut))
                 with suppress(Refused):
-                    await forensics.anchor_now()
+                    await forensics.anchoring.sign()
                 await forensics.aclose()
                 await router.aclose()
                 doors.close()

@@ -91,4 +91,8 @@ def gauges(house: Daemon) -> Gauges:
         resident_bytes=resident_bytes(),
         sessions_in_memory=len(house.router.residents),
         idle_bytes=house.router.residents.idle_bytes,
+        anchored_ms=None if house.anchoring is None else house.anchoring.at_ms,
+        anchor_behind=None
+        if house.anchoring is None or house.store.signer is None
+        else house.anchoring.behind,
     )

@@ -114,6 +114,11 @@ class Keyring:
             raise Refused("unauthenticated", "the token behind this has expired or was revoked")
         return self._caller(key)
 
+    def named(self, token: str) -> str:
+        """The kid that a token carries, if there is or was one of that name; else nothing."""
+        kid = token[len(PREFIX) : -SECRET_CHARS - 1]
+        return kid if token.startswith(PREFIX) and kid in self._keys else ""
+
     def ancestors(self, kid: str) -> set[str]:
         """The tokens that this one was rotated from, itself included."""
         found: set[str] = set()

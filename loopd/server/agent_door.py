@@ -22,9 +22,10 @@ import anyio
 from anyio.abc import TaskStatus
 
 from loopd.core.access import AGENT_SCOPE, Caller
+from loopd.server.auth import peer_credentials
 from loopd.server.connection import Connection
 from loopd.server.limits import SocketLimits
-from loopd.server.ports import Bus, CommandObserver, Dispatcher
+from loopd.server.ports import Bus, CommandObserver, Dispatcher, Knock, nobody_listens
 from loopd.server.unix import UnixServer
 from loopd_protocol.errors import Refused
 from loopd_protocol.sources import Source
@@ -103,6 +104,8 @@ class AgentServer(UnixServer):
         owner: user and group that the socket belongs to, when agents run as somebody else.
     """
 
+    door = "agent"
+
     def __init__(
         self,
         door: AgentDoor,
@@ -115,6 +118,7 @@ class AgentServer(UnixServer):
         owner: tuple[int, int] | None = None,
         observe: CommandObserver | None = None,
         limits: SocketLimits = AGENT_LIMITS,
+        knocked: Knock = nobody_listens,
     ) -> None:
         super().__init__(
             door.path,
@@ -127,6 +131,7 @@ class AgentServer(UnixServer):
             observe=observe,
             mode=0o600,
             owner=owner,
+            knocked=knocked,
         )
         self._tokens = door.tokens
         self._owned = owner is not None
@@ -146,9 +151,14 @@ class AgentServer(UnixServer):
         self.count(connection)
         return Caller(principal="nobody", scopes=frozenset(), source=Source.AGENT)
 
-    def greet(self, connection: Connection, token: str | None) -> Caller:  # noqa: ARG002
+    def greet(self, connection: Connection, token: str | None) -> Caller:
         """The agent of the session whose token it is."""
-        if token is None:
-            raise Refused("unauthenticated", "no token in 'hello'; expected that of a session, in `auth`")
-        sid = self._tokens.session_of(token)
+        try:
+            if token is None:
+                raise Refused("unauthenticated", "no token in 'hello'; expected that of a session, in `auth`")
+            sid = self._tokens.session_of(token)
+        except Refused as refused:
+            peer = peer_credentials(connection.transport.get_extra_info("socket"))
+            self.knocked(self.door, f"uid:{peer.uid}", refused.code, "")
+            raise
         return Caller(principal=f"agent:{sid}", scopes=_SCOPES, source=Source.AGENT, session=sid)

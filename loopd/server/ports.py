@@ -65,6 +65,9 @@ class Keys(Protocol):
     def valid(self, kid: str) -> bool:
         """Whether the token is still worth something."""
 
+    def named(self, token: str) -> str:
+        """The kid that a token carries, if there is one of that name; else nothing."""
+
 
 class Chunk(Protocol):
     """Consecutive events. `cursor` is how far the log was read; `gap` what is not stored any more."""
@@ -127,3 +130,11 @@ class Health(Protocol):
 
 CommandObserver = Callable[[str, str, float], None]
 """(command type, `ok` or an error code, seconds): for metrics. Never fails, never waits."""
+
+Knock = Callable[[str, str, str, str], None]
+"""(door, source, code, kid of the token that was shown or ""): somebody was turned away. Never fails, never waits."""
+
+
+def nobody_listens(door: str, source: str, code: str, kid: str) -> None:
+    """Let them knock."""
+    del door, source, code, kid

@@ -21,7 +21,7 @@ from loopd.server.connection import Connection
 from loopd.server.fanout import Fanout
 from loopd.server.house import Job
 from loopd.server.limits import SocketLimits
-from loopd.server.ports import Bus, CommandObserver, Dispatcher, Keys
+from loopd.server.ports import Bus, CommandObserver, Dispatcher, Keys, Knock, nobody_listens
 from loopd.server.workers import Workers
 from loopd_protocol.commands import Command
 from loopd_protocol.errors import Refused
@@ -49,7 +49,10 @@ class UnixServer:
         observe: told of every command, for metrics.
         mode, owner: of the socket file.
         keys: tokens that may be shown in `hello`; None knows none.
+        knocked: told who is turned away.
     """
+
+    door = "control"
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class UnixServer:
         mode: int = _SOCKET_MODE,
         owner: tuple[int, int] | None = None,
         keys: Keys | None = None,
+        knocked: Knock = nobody_listens,
     ) -> None:
         self.path = os.fspath(path)
         self.dispatcher = dispatcher
@@ -78,6 +82,7 @@ class UnixServer:
         self._policy = policy or PeerPolicy()
         self._sock = sock
         self._keys = keys
+        self.knocked = knocked
         self._mode = mode
         self._owner = owner
         self._observe = observe
@@ -143,8 +148,9 @@ class UnixServer:
                         "overloaded", f"{_AGENTS} connections of agents are open; the limit is {_AGENTS}"
                     )
                 self._agents.add(connection)
-        except Refused:
+        except Refused as refused:
             _log.warning("peer refused", extra={"uid": peer.uid, "pid": peer.pid})
+            self.knocked(self.door, f"uid:{peer.uid}", refused.code, "")
             raise
         return caller
 
@@ -159,6 +165,14 @@ class UnixServer:
         """Who it is after `hello`: whom the kernel named, unless a token says otherwise."""
         if token is None:
             return connection.caller
+        try:
+            return self._holder(connection, token)
+        except Refused as refused:
+            kid = "" if self._keys is None else self._keys.named(token)
+            self.knocked(self.door, connection.caller.principal, refused.code, kid)
+            raise
+
+    def _holder(self, connection: Connection, token: str) -> Caller:
         if self._keys is None:
             raise Refused("unauthenticated", "no tokens are known here; leave `auth` out")
         if connection.caller.source is Source.AGENT:

@@ -15,6 +15,7 @@ import binascii
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from loopd_protocol.errors import Refused
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-EVERY_EVENTS = 1_000
-EVERY_S = 60.0
 KEY_FILE = "anchor.key"
 PUBLIC_FOLDER = "anchor-keys"
 KEY_ID_CHARS = 16
@@ -215,12 +214,18 @@ def check(
 ) -> dict[str, Any]:
     """Compare the stored anchors, or those that somebody kept elsewhere, with the log.
 
+    An anchor commits to everything up to it. So where one agrees and the next does not, what lies between was written
+    anew, and the finding says so.
+
     Returns:
-        `{"checked", "first", "newest", "keys", "unsigned"}`; `unsigned` counts those whose public key is not known
-        here, so that only their hash was compared.
+        `{"checked", "first", "newest", "agreed", "deleted", "keys", "unsigned"}`: `agreed` is the `seq` of the last anchor
+        that the log contains as it is, `deleted` counts those whose events went with their month, and `unsigned`
+        those whose public key is not known here, so that only their hash was compared.
     """
-    source = _stored_anchors(connection, log_id) if given is None else given
-    checked = unsigned = 0
+    source: Iterable[Anchor] = (
+        _stored_anchors(connection, log_id) if given is None else sorted(given, key=lambda anchor: anchor.seq)
+    )
+    checked = unsigned = deleted = agreed = 0
     first = last = None
     used: set[str] = set()
     for anchor in source:
@@ -234,16 +239,40 @@ def check(
             if given is None and keys:
                 what = f"the anchor at seq {anchor.seq} is signed by key {anchor.key!r}, which is not one of this daemon"
                 findings.add("anchor", what, seq=anchor.seq)
-        elif not _signature_of(anchor, public):
+        elif not signature_fits(anchor, public):
             findings.add(
                 "anchor", f"the signature of the anchor at seq {anchor.seq} is wrong", seq=anchor.seq
             )
             continue
-        _against_log(connection, log_id, anchor, findings)
-    return {"checked": checked, "first": first, "newest": last, "keys": sorted(used), "unsigned": unsigned}
+        found = _against_log(connection, log_id, anchor, findings, agreed)
+        deleted += found is None
+        agreed = anchor.seq if found else agreed
+    return {
+        "checked": checked,
+        "first": first,
+        "newest": last,
+        "agreed": agreed or None,
+        "deleted": deleted,
+        "keys": sorted(used),
+        "unsigned": unsigned,
+    }
 
 
-def _signature_of(anchor: Anchor, public: bytes) -> bool:
+def not_trusted(given: Iterable[Anchor], trusted: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+    """Findings on anchors that none of these keys has signed: a log cannot vouch for its own keys."""
+    for anchor in given:
+        public = trusted.get(anchor.key)
+        if public is None:
+            what = f"the anchor at seq {anchor.seq} is signed by key {anchor.key!r}, which is not trusted"
+        elif not signature_fits(anchor, public):
+            what = f"the signature of the anchor at seq {anchor.seq} is wrong"
+        else:
+            continue
+        yield {"check": "anchor", "what": what, "seq": anchor.seq}
+
+
+def signature_fits(anchor: Anchor, public: bytes) -> bool:
+    """Whether an anchor is signed by this key."""
     try:
         signature = base64.b64decode(anchor.sig, validate=True)
     except (binascii.Error, ValueError):
@@ -251,24 +280,37 @@ def _signature_of(anchor: Anchor, public: bytes) -> bool:
     return signature_holds(public, signature, anchor.signed())
 
 
-def _against_log(connection: sqlite3.Connection, log_id: str, anchor: Anchor, findings: Findings) -> None:
+def _against_log(
+    connection: sqlite3.Connection, log_id: str, anchor: Anchor, findings: Findings, agreed: int
+) -> bool | None:
+    """Whether the log still contains what was anchored; None when it was deleted with its month."""
     if anchor.log != log_id:
         findings.add("anchor", f"the anchor is of log {anchor.log!r}; this is {log_id!r}", seq=anchor.seq)
-        return
+        return False
     row = connection.execute("SELECT h FROM journal WHERE seq = ?", (anchor.seq,)).fetchone()
     if row is None:
         row = _sealed(connection, anchor.seq)
     if row is None:
         head = connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
-        ends = f"; the log ends with {head}: its end is missing" if anchor.seq > head else ""
         if anchor.seq < _first(connection):
-            return  # deleted with a whole segment, and no end of one: nothing to compare
+            return None  # deleted with a whole segment, and no end of one: nothing to compare
+        ends = f"; the log ends with {head}: its end is missing" if anchor.seq > head else ""
         findings.add("anchor", f"seq {anchor.seq} was anchored and is missing{ends}", seq=anchor.seq)
-    elif row[0].hex() != anchor.h.lower():
+        return False
+    if row[0].hex() != anchor.h.lower():
+        since = f"behind seq {agreed}, the last anchor that agrees," if agreed else "from its beginning on"
         what = (
-            f"seq {anchor.seq} has hash {row[0].hex()}; the anchor has {anchor.h}: the log was written anew"
+            f"seq {anchor.seq} has hash {row[0].hex()}; the anchor of {stamp(anchor.at_ms)} has {anchor.h}: "
+            f"the log was written anew {since} at or before seq {anchor.seq}"
         )
-        findings.add("anchor", what, seq=anchor.seq)
+        findings.add("anchor", what, seq=anchor.seq, after=agreed)
+        return False
+    return True
+
+
+def stamp(at_ms: int) -> str:
+    """A moment as people and machines read it (UTC)."""
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _first(connection: sqlite3.Connection) -> int:
@@ -300,7 +342,10 @@ def _stored_anchors(connection: sqlite3.Connection, log_id: str) -> Iterator[Anc
 
 
 def parsed(lines: Iterable[str]) -> Iterator[Anchor]:
-    """Anchors from a file: one JSON object a line, as `anchor export` writes them or inside log lines.
+    """Anchors from a file, one JSON object a line.
+
+    `anchor export` writes them as they are; a webhook or a stream tells of them in an event (`b`), the daemon's log lines
+    have them under `anchor`. What speaks of something else is passed over.
 
     Raises:
         Refused: `invalid` for a line that speaks of an anchor and is none.
@@ -311,7 +356,9 @@ def parsed(lines: Iterable[str]) -> Iterator[Anchor]:
             continue
         try:
             found = msgspec.json.decode(line[begin : begin + LINE_CHARS_MAX].strip())
-            found = found.get("anchor", found) if isinstance(found, dict) else found
+            for name in ("anchor", "b"):
+                if isinstance(found, dict) and isinstance(found.get(name), dict):
+                    found = found[name]
             yield msgspec.convert(found, Anchor)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused("invalid", f"line {number} is no anchor: {error}") from error

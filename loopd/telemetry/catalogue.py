@@ -96,6 +96,15 @@ METRICS: MappingProxyType[str, Metric] = MappingProxyType(
         "loopd_event_loop_lag_seconds_max": _gauge(
             "Longest delay of the event loop in the last 30 to 60 seconds."
         ),
+        "loopd_anchor_age_seconds": _gauge(
+            "Time since the newest anchor was signed; absent before the first."
+        ),
+        "loopd_anchor_behind_events": _gauge(
+            "Events that no anchor covers yet; at most 1,000, and not for over a minute, while anchors are written."
+        ),
+        "loopd_anchor_delivered_age_seconds": _gauge(
+            "Time since a webhook last took an anchor; absent until one did in this boot."
+        ),
         # -- what happened: gate and detection
         "loopd_gate_transitions_total": _counter(
             "Changes of gates; `reason` is the cause, `by` the sort of principal (`uid`, `rule`, `agent`, …).",
@@ -155,6 +164,23 @@ METRICS: MappingProxyType[str, Metric] = MappingProxyType(
         ),
         "loopd_effects_total": _counter("Tool effects by outcome.", "outcome"),
         "loopd_recoveries_total": _counter("Turns found cut off, by cause.", "cause"),
+        # -- what happened: evidence that leaves the machine, and strangers at the doors
+        "loopd_anchors_total": _counter(
+            "Anchors: `written`, or `failed` because the journal took nothing.",
+            "result",
+            always=(("written",), ("failed",)),
+        ),
+        "loopd_anchor_deliveries_total": _counter(
+            "Tries to deliver an anchor to a webhook.", "result", always=(("taken",), ("failed",))
+        ),
+        "loopd_webhook_deliveries_total": _counter(
+            "Tries to deliver an event to a webhook.", "result", always=(("taken",), ("failed",))
+        ),
+        "loopd_access_refused_total": _counter(
+            "Attempts of nobody who is known here, by door.",
+            "door",
+            always=(("control",), ("agent",), ("http",)),
+        ),
         # -- what happened: machinery
         "loopd_journal_commit_seconds": _histogram("Duration of journal commits.", SECONDS_OF_COMMIT),
         "loopd_journal_batch_size": _histogram("Events in one journal commit.", BATCH_SIZES),

@@ -38,6 +38,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
         bus_lag_max: events between the head and the slowest subscriber.
         wal_bytes, resident_bytes: None when they are not known.
         idle_bytes: what sessions at rest keep in memory.
+        anchored_ms: when the newest anchor was signed, None for never; `anchor_behind`: events that wait for one,
+            None when nobody signs.
     """
 
     head: int = 0
@@ -52,6 +54,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int | None = None
     sessions_in_memory: int = 0
     idle_bytes: int = 0
+    anchored_ms: int | None = None
+    anchor_behind: int | None = None
 
 
 class Distribution:
@@ -109,6 +113,7 @@ class Metrics:
         self.sources: dict[str, str] = {}
         self.triggers: dict[str, str] = {}
         self.closed: set[str] = set()
+        self._anchor_taken_ms: int | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         if process:
@@ -153,6 +158,22 @@ class Metrics:
         """Count an answered command; `code` is `ok` or an error code."""
         self.add("loopd_commands_total", cmd, code)
         self.observe("loopd_command_seconds", seconds, cmd)
+
+    def anchor(self, result: str) -> None:
+        """Count an anchor that was `written`, or a try that `failed`."""
+        self.add("loopd_anchors_total", result)
+
+    def stranger(self, door: str) -> None:
+        """Count somebody who was turned away at a door."""
+        self.add("loopd_access_refused_total", door)
+
+    def delivery(self, kind: str, result: str) -> None:
+        """Count a try to deliver an event of this kind to a webhook: `taken` or `failed`."""
+        self.add("loopd_webhook_deliveries_total", result)
+        if kind.startswith("anchor."):
+            self.add("loopd_anchor_deliveries_total", result)
+            if result == "taken":
+                self._anchor_taken_ms = self._now_ms()
 
     def commit(self, events: int, seconds: float) -> None:
         """Count one journal commit of so many events."""
@@ -229,6 +250,14 @@ class Metrics:
             yield _gauge("loopd_resident_bytes", {(): gauges.resident_bytes})
         if gauges.wal_bytes is not None:
             yield _gauge("loopd_wal_bytes", {(): gauges.wal_bytes})
+        for name, moment in (
+            ("loopd_anchor_age_seconds", gauges.anchored_ms),
+            ("loopd_anchor_delivered_age_seconds", self._anchor_taken_ms),
+        ):
+            if moment is not None:
+                yield _gauge(name, {(): max(0, now - moment) / 1000})
+        if gauges.anchor_behind is not None:
+            yield _gauge("loopd_anchor_behind_events", {(): gauges.anchor_behind})
         if self._top_k:
             ages = {(name,): max(0, now - at) / 1000 for name, at in state.stalest(self._top_k)}
             yield _gauge("loopd_top_progress_age_seconds", ages)

@@ -104,6 +104,8 @@ class Sink(Protocol):
         """Send one request."""
 
 
+Observe = Callable[[str, str], None]
+"""(kind of event, `taken` or `failed`) of each try: for metrics. Never fails, never waits."""
 OpenSink = Callable[[], AbstractAsyncContextManager[Any]]
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -122,6 +124,7 @@ class Deliveries:
         now_ms: wall clock.
         sink: opens what requests go through.
         sleep: waits; tests in virtual time have their own.
+        observe: told of each try.
     """
 
     def __init__(
@@ -132,12 +135,14 @@ class Deliveries:
         now_ms: Callable[[], int],
         sink: OpenSink = open_sink,
         sleep: Sleep = anyio.sleep,
+        observe: Observe = lambda _kind, _result: None,
     ) -> None:
         self._bus = bus
         self._hooks = hooks
         self._now = now_ms
         self._sink = sink
         self._sleep = sleep
+        self._observe = observe
         self._running: dict[str, anyio.CancelScope] = {}
 
     async def run(self) -> None:
@@ -220,6 +225,7 @@ class Deliveries:
                 await self._wait(name, (hook.next_ms - now) / 1_000)
                 continue
             error, refused, asked_ms = await self._try(hook, event, sink)
+            self._observe(event.kind, "taken" if error is None else "failed")
             now = self._now()
             if error is None:
                 await self._hooks.delivered(name, event.seq, now)

@@ -65,6 +65,8 @@ def sentence(event: StoredEvent, body: dict[str, Any], name: str | None) -> str:
             text = f"{who} asks to run {body.get('tool', 'a tool')}; answer with `loopctl approve {who}`"
         case "daemon.frozen":
             text = f"frozen by {body.get('by')}: {body.get('reason') or 'no reason given'}"
+        case "anchor.signed":
+            text = f"log {body.get('log')} had {body.get('seq')} events, hash {body.get('h')}"
         case "webhook.failing" | "webhook.dead_letter":
             text = f"webhook {body.get('name')} at event {body.get('seq')}: {body.get('error')}"
         case _:

@@ -385,10 +385,30 @@ def test_sums_kept_up_to_date_equal_sums_made_afresh(history: list[PassiveRow]) 
     assert sums(kept) == sums(fresh)
 
 
+def test_an_anchor_that_does_not_leave_the_machine_shows() -> None:
+    of = metrics(gauges=Gauges(anchored_ms=NOW - 90_000, anchor_behind=12))
+    of.anchor("failed")
+    of.delivery("anchor.signed", "failed")
+    of.delivery("turn.completed", "taken")
+    of.stranger("http")
+    assert value(of, "loopd_anchor_age_seconds") == 90
+    assert value(of, "loopd_anchor_behind_events") == 12
+    assert value(of, "loopd_anchors_total", result="failed") == 1
+    assert value(of, "loopd_anchor_deliveries_total", result="failed") == 1
+    assert value(of, "loopd_anchor_deliveries_total", result="taken") == 0
+    assert value(of, "loopd_webhook_deliveries_total", result="taken") == 1
+    assert value(of, "loopd_access_refused_total", door="http") == 1
+    assert ("loopd_anchor_delivered_age_seconds", ()) not in shown(of), "none has left yet"
+    of.delivery("anchor.signed", "taken")
+    assert value(of, "loopd_anchor_delivered_age_seconds") == 0
+
+
 # -- Prometheus itself ------------------------------------------------------------------------
 
 
 def test_the_page_is_what_the_catalogue_says(lived: Metrics) -> None:
+    lived._gauges = lambda: Gauges(anchored_ms=NOW - 2_000, anchor_behind=3)
+    lived.delivery("anchor.signed", "taken")
     families = {family.name: family for family in text_string_to_metric_families(lived.render().decode())}
     for name, metric in METRICS.items():
         if "_top_" in name or name in {"loopd_wal_bytes", "loopd_resident_bytes"}:

@@ -16,6 +16,7 @@ COOKIE = "loopd"
 CSRF = "x-csrf-token"
 SAFE = frozenset({"GET", "HEAD"})
 TOKEN_CHARS = 256
+ME = "/v1/me"
 
 
 def bearer(connection: HTTPConnection) -> str | None:
@@ -34,11 +35,27 @@ def bearer(connection: HTTPConnection) -> str | None:
 
 
 def caller_of(connection: HTTPConnection, desk: Desk) -> Caller:
-    """Who asks; the connection counts as known from now on.
+    """Who asks; the connection counts as known from now on. Who is not known is told of.
 
     Raises:
         Refused: `unauthenticated`, or `forbidden` for a change by cookie without its secret.
     """
+    try:
+        return _caller_of(connection, desk)
+    except Refused as refused:
+        asks_itself = connection.scope["path"] == ME and not {"authorization", "cookie"} & set(
+            connection.headers
+        )
+        if not asks_itself:  # the page, before anybody logged in
+            desk.turned_away(connection.scope, refused, _token_of(connection))
+        raise
+
+
+def _token_of(connection: HTTPConnection) -> str | None:
+    return connection.headers.get("authorization", "").partition(" ")[2][:TOKEN_CHARS].strip() or None
+
+
+def _caller_of(connection: HTTPConnection, desk: Desk) -> Caller:
     token = bearer(connection)
     if token is not None:
         caller = desk.keys.authenticate(token)

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 
 from loopd.core.access import Answer, Caller
 from loopd.server.http import documents, websocket
-from loopd.server.http.access import COOKIE, bearer, caller_of, cookie_name, logged_in
+from loopd.server.http.access import COOKIE, ME, bearer, caller_of, cookie_name, logged_in
 from loopd.server.http.desk import COOKIE_MS, Desk
 from loopd.server.http.guard import HostGuard, deny
 from loopd.server.http.page import page_routes
@@ -27,7 +27,7 @@ from loopd.server.http.protocol import PEER
 from loopd.server.http.routes import ResourceRoute, from_body, from_query, object_of, resource_routes
 from loopd.server.http.sse import EventStream
 from loopd.server.opening import welcome
-from loopd.server.ports import Health
+from loopd.server.ports import Health, nobody_listens
 from loopd_protocol import codec
 from loopd_protocol.commands import Command
 from loopd_protocol.errors import Refused
@@ -88,7 +88,13 @@ def make_app(
         routes += [*page_routes(), *Api(desk, secure=secure).routes()]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(HostGuard, hosts=LOOPBACK_NAMES | frozenset(hosts))],
+        middleware=[
+            Middleware(
+                HostGuard,
+                hosts=LOOPBACK_NAMES | frozenset(hosts),
+                knocked=nobody_listens if desk is None else desk.server.knocked,
+            )
+        ],
         exception_handlers={404: _not_found, 405: _wrong_method, Refused: _refused, Exception: _failed},
     )
     app.router.redirect_slashes = False
@@ -108,7 +114,7 @@ class Api:
         table = [
             self._route("POST", "/v1/commands", self._command),
             self._route("GET", "/v1/welcome", self._welcome),
-            self._route("GET", "/v1/me", self._me),
+            self._route("GET", ME, self._me),
             self._route("POST", "/v1/tickets", self._ticket),
             self._route("POST", "/v1/logout", self._logout),
             self._route("GET", "/v1/schema", self._document("schema")),
@@ -176,7 +182,11 @@ class Api:
         given = object_of(await body_of(request, most=LOGIN_BYTES)).get("token")
         if not isinstance(given, str) or not 1 <= len(given) <= 256:
             raise Refused("invalid", 'expected {"token": "lpd_…"}', path="$.token")
-        cookie, ends_ms, caller = self._desk.log_in(given)
+        try:
+            cookie, ends_ms, caller = self._desk.log_in(given)
+        except Refused as refused:
+            self._desk.turned_away(request.scope, refused, given)
+            raise
         answer = _json({**_who(caller), "csrf": self._desk.cookies.csrf(cookie), "ends_ms": ends_ms})
         answer.set_cookie(
             COOKIE,
@@ -212,6 +222,7 @@ class Api:
             if self._desk.closing:
                 raise Refused("draining", "the daemon is about to stop", retry_after_ms=1_000)
         except Refused as refused:
+            self._desk.turned_away(socket.scope, refused)
             await deny(socket.scope, socket.receive, socket.send, refused)
             return
         await websocket.serve(socket, self._desk, caller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+import ipaddress
 import os
 import secrets
 from collections.abc import Callable
@@ -20,12 +21,15 @@ from loopd_protocol.commands import Command
 from loopd_protocol.errors import Refused
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
+
     from loopd.server.http.sse import SseLine
 
 TICKET_MS = 30_000
 TICKETS = 1_024
 COOKIE_MS = 12 * 3_600_000
 COOKIES = 4_096
+_SITE_BITS = 64
 
 
 class Cookies:
@@ -81,6 +85,20 @@ def cookie_key(path: Path) -> bytes:
             stream.write(secrets.token_bytes(32))
     key = path.read_bytes()
     return key if len(key) == 32 else secrets.token_bytes(32)  # half a file: logins end with this boot
+
+
+def source_of(scope: Scope) -> str:
+    """Where a request came from: `ip:ADDRESS` (of IPv6 the network of the site), or `local` for a unix socket."""
+    client = scope.get("client")
+    if not client or not client[0]:
+        return "local"
+    try:
+        address = ipaddress.ip_address(str(client[0]).partition("%")[0])
+    except ValueError:
+        return "local"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None and not address.is_loopback:
+        return f"ip:{ipaddress.ip_network((address, _SITE_BITS), strict=False)}"
+    return f"ip:{address}"
 
 
 class Desk:
@@ -146,6 +164,12 @@ class Desk:
         self._tickets[name] = (caller.kid, now + TICKET_MS)
         return name, now + TICKET_MS
 
+    def turned_away(self, scope: Scope, refused: Refused, token: str | None = None) -> None:
+        """Tell of somebody who is not known here. Who may not do something is known, and told of elsewhere."""
+        if refused.code == "unauthenticated":
+            kid = "" if token is None else self.keys.named(token)
+            self.server.knocked("http", source_of(scope), refused.code, kid)
+
     def redeem(self, ticket: str) -> Caller:
         """Who a ticket stands for; it is worth nothing afterwards.
 
@@ -197,8 +221,9 @@ class Desk:
 class WebSocketHouse:
     """The control socket's server as a connection over WebSocket sees it: others may come in."""
 
-    def __init__(self, desk: Desk, caller: Caller) -> None:
+    def __init__(self, desk: Desk, caller: Caller, scope: Scope) -> None:
         server = desk.server
+        self._scope = scope
         self.bus = server.bus
         self.dispatcher = server.dispatcher
         self.fanout = server.fanout
@@ -219,6 +244,13 @@ class WebSocketHouse:
 
     def greet(self, connection: Connection, token: str | None) -> Caller:
         """The holder of the token or ticket in `hello`."""
+        try:
+            return self._holder(connection, token)
+        except Refused as refused:
+            self._desk.turned_away(self._scope, refused, token)
+            raise
+
+    def _holder(self, connection: Connection, token: str | None) -> Caller:
         if token is None:
             if connection.caller.kid is None:
                 raise Refused("unauthenticated", "no token; expected one in the request or in `hello.auth`")

@@ -12,7 +12,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from loopd.server.http.desk import source_of
 from loopd.server.http.problems import refusal
+from loopd.server.ports import Knock, nobody_listens
 from loopd_protocol.errors import Refused
 
 API_POLICY = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -33,8 +35,9 @@ HEAD_BYTES = 16_384
 class HostGuard:
     """Refuses requests that are not for us or not from us, and adds the headers that every answer has."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], knocked: Knock = nobody_listens) -> None:
         self._app = app
+        self._knocked = knocked
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,6 +54,8 @@ class HostGuard:
         try:
             self._check(scope)
         except Refused as refused:
+            if refused.code in {"not_owner", "forbidden"}:  # another name for us, or a page of another site
+                self._knocked("http", source_of(scope), refused.code, "")
             await deny(scope, receive, send_guarded, refused)
             return
         await self._app(scope, receive, send_guarded)

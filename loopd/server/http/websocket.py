@@ -101,8 +101,9 @@ async def serve(websocket: WebSocket, desk: Desk, caller: Caller | None) -> None
     """Serve one WebSocket until it ends. `caller`: whoever the request was from; None must say hello with a token."""
     await websocket.accept()
     transport = _Transport()
-    house = WebSocketHouse(desk, caller or NOBODY)
+    house = WebSocketHouse(desk, caller or NOBODY, websocket.scope)
     connection = Connection(house, asyncio.get_running_loop())
+    connection.via = "websocket"
     transport.protocol = connection
     connection.connection_made(cast("asyncio.BaseTransport", transport))
     try:
