@@ -79,10 +79,11 @@ class ChatDriver:
         self._prose = ErrorProse(settings.error_prose)
         self._window = Window(spec, settings.compact_percent)
         run_as = self._fittings.run_as
-        self._mcp = McpTools(
-            sid, spec.mcp_servers, workspace, self._fittings.tasks, run_as, self._fittings.boot_mark
+        mark = self._fittings.boot_mark
+        self._mcp = McpTools(sid, spec.mcp_servers, workspace, self._fittings.tasks, run_as, mark)
+        self._toolbox = Toolbox(
+            sid, workspace, settings=settings, mcp=self._mcp, run_as=run_as, boot_mark=mark
         )
-        self._toolbox = Toolbox(sid, workspace, settings=settings, mcp=self._mcp, run_as=run_as)
         self._passage: Passage | None = None
         _api_key(spec)
 

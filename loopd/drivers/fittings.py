@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import anyio.abc
 
-from loopd.drivers.acp.launch import BOOT, Premises
+from loopd.drivers.acp.launch import Premises
 from loopd.drivers.chat_settings import ChatSettings
 from loopd.drivers.proxy.door import ProxyDoor
 from loopd.drivers.run_as import RunAs
+from loopd.drivers.shell import BOOT
 
 
 class AgentDoor(Protocol):

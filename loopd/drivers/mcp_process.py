@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from loopd.drivers.marks import end_marked, signal_group
@@ -58,15 +59,17 @@ async def server_process(
         OSError: it cannot be started.
     """
     mark = secrets.token_hex(16)
-    process = await anyio.open_process(
-        run_as.command(argv) if run_as else list(argv),
-        cwd=cwd,
-        env={**env, **(run_as.environment if run_as else {}), MARK: mark},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    with anyio.CancelScope(shield=True):  # what has begun must be known, or nobody could end it
+        process = await anyio.open_process(
+            run_as.command(argv) if run_as else list(argv),
+            cwd=cwd,
+            env={**env, **(run_as.environment if run_as else {}), MARK: mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     inward, read = anyio.create_memory_object_stream[Any](0)
     write, outward = anyio.create_memory_object_stream[Any](0)
     server = ServerProcess(read, write)

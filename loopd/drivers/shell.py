@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
@@ -32,6 +33,9 @@ KEPT_VARIABLES: tuple[str, ...] = (
 
 SESSION = "LOOPD_SESSION"
 MARK = "LOOPD_CALL"
+BOOT = "LOOPD_BOOT"
+"""Marks in the environment of what is started for a session: whose it is, which command, and which boot of
+which data folder started it."""
 OUTPUT_BYTES = 64 * 1024 * 1024
 """A command that writes more is ended: it will not stop by itself."""
 KEEP_BYTES = 16 * 1024
@@ -103,15 +107,17 @@ async def run_shell(
     """
     mark = secrets.token_hex(16)
     argv = ["/bin/sh", "-c", command]
-    process = await anyio.open_process(
-        run_as.command(argv) if run_as else argv,
-        cwd=cwd,
-        env={**env, **(run_as.environment if run_as else {}), MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    with anyio.CancelScope(shield=True):  # what has begun must be known, or nobody could end it
+        process = await anyio.open_process(
+            run_as.command(argv) if run_as else argv,
+            cwd=cwd,
+            env={**env, **(run_as.environment if run_as else {}), MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     output = _Output()
     ended: str | None = None
     try:
@@ -177,6 +183,9 @@ async def _end(process: anyio.abc.Process, mark: str) -> None:
 def end_leftovers(sids: Collection[str]) -> int:
     """End what commands of these sessions left running when the daemon died; returns how many.
 
+    Those that name a boot are left to `acp.process.end_old_boots`: a copy of a data folder has the same
+    sessions, and its daemon must not end what the original runs.
+
     Only this user's processes are seen, and only where /proc exists (elsewhere: 0).
     """
     wanted = {f"{SESSION}={sid}".encode() for sid in sids}
@@ -185,6 +194,7 @@ def end_leftovers(sids: Collection[str]) -> int:
             lambda variables: (
                 not wanted.isdisjoint(variables)
                 and any(variable.startswith(f"{MARK}=".encode()) for variable in variables)
+                and not any(variable.startswith(f"{BOOT}=".encode()) for variable in variables)
             )
         )
     )

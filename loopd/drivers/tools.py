@@ -92,6 +92,7 @@ class Toolbox:
         run_as: the user that commands run as and that files are opened as; None: the daemon's own.
         settings: times and sizes.
         mcp: tools of the session's MCP servers; which they are may change between turns.
+        boot_mark: environment by which the next boot finds what this one left running.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Toolbox:
         run_as: RunAs | None = None,
         settings: ChatSettings | None = None,
         mcp: ForeignTools | None = None,
+        boot_mark: Mapping[str, str] | None = None,
     ) -> None:
         self._run_as = run_as
         self._settings = settings or ChatSettings()
@@ -114,7 +116,8 @@ class Toolbox:
         self._schemas = OWN_SCHEMAS
         if self.workspace is not None:
             self._schemas += (shell_schema(self._settings.tool_timeout_s), *FILE_SCHEMAS)
-        self._env = environment(sid, os.environ if shell_env is None else shell_env)
+        inherited = environment(sid, os.environ if shell_env is None else shell_env)
+        self._env = {**inherited, **(boot_mark or {})}
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:

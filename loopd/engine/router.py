@@ -352,6 +352,7 @@ class Router:
             self.release(loop)
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
             self.directory.names.release(loop.session.name, loop.session.sid)
+            self._lost.pop(loop.session.sid, None)
             return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)

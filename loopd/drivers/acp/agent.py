@@ -79,11 +79,11 @@ async def open_agent(
         agent = await _opened(process, kind, launch, earlier, servers)
         if mode:
             await _set_mode(agent, kind, mode)
+        # What an agent says of itself before the first prompt is no answer to it.
+        await anyio.sleep(kind.capabilities.late_ms / 1_000)
     except BaseException:
         await process.end(politely=False)
         raise
-    # What an agent says of itself before the first prompt is no answer to it.
-    await anyio.sleep(kind.capabilities.late_ms / 1_000)
     return agent
 
 

@@ -15,15 +15,12 @@ from loopd.drivers.acp import kinds
 from loopd.drivers.acp.kinds import AgentKind
 from loopd.drivers.proxy.door import Passage, ProxyDoor, Upstream
 from loopd.drivers.run_as import RunAs
-from loopd.drivers.shell import SESSION, environment
+from loopd.drivers.shell import BOOT, SESSION, environment
 from loopd_protocol.commands import AcpSpec
 from loopd_protocol.errors import Refused
 
-BOOT = "LOOPD_BOOT"
 AGENT = "LOOPD_AGENT"
-"""Marks in the environment of an agent and of all that it starts: which boot of which data folder, and
-which agent process."""
-
+"""Mark in the environment of an agent and of all that it starts: which agent process."""
 
 HOMELESS = Path("/var/lib/loopd-agents")
 """Where agents live whose user has no home folder; only root can make folders there."""

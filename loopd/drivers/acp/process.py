@@ -18,10 +18,10 @@ import anyio
 import anyio.to_thread
 
 from loopd.drivers.acp.connection import AgentGone, Connection
-from loopd.drivers.acp.launch import AGENT, BOOT, HOMELESS, Launch
+from loopd.drivers.acp.launch import AGENT, HOMELESS, Launch
 from loopd.drivers.marks import descendants, end_marked, let_go, signal_group
 from loopd.drivers.run_as import RunAs
-from loopd.drivers.shell import SESSION
+from loopd.drivers.shell import BOOT, SESSION
 
 STDERR_BYTES = 512 * 1024
 """Kept of stderr in each of two files: the newest, and the one before it."""
@@ -99,17 +99,18 @@ class AgentProcess(asyncio.SubprocessProtocol):
         if user is not None:
             more = {"preexec_fn": user.enter}
         try:
-            await loop.subprocess_exec(
-                lambda: process,
-                *launch.argv,
-                cwd=launch.cwd,
-                env={**launch.env, AGENT: process.mark},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                **more,
-            )
+            with anyio.CancelScope(shield=True):  # what has begun must be known, or nobody could end it
+                await loop.subprocess_exec(
+                    lambda: process,
+                    *launch.argv,
+                    cwd=launch.cwd,
+                    env={**launch.env, AGENT: process.mark},
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                    **more,
+                )
         except BaseException:
             process._stderr.close()
             raise

@@ -11,8 +11,9 @@ import anyio
 
 from loopd.core.conversation import TurnEnd, TurnRequest
 from loopd.drivers.acp.driver import AcpDriver
-from loopd.drivers.acp.launch import BOOT, Premises
+from loopd.drivers.acp.launch import Premises
 from loopd.drivers.marks import environments
+from loopd.drivers.shell import BOOT
 from loopd.testing.driver_suite import RecordingHost, turn
 from loopd_protocol.commands import AcpSpec
 
