@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from loopd.core.evolution import evolve
-from loopd.store.parts import Part
+from loopd.store.parts import Part, rows_of
 from loopd.store.request import Findings, Request
 from loopd_protocol.errors import Refused
 
@@ -93,7 +93,7 @@ class Crew:
             Setting(str(file.path), file.alone, request.log_id, NICENESS if file.gently else 0)
         )
         self._rows = 0
-        self._total = sum(part.rows for part in parts)
+        self._total = rows_of(parts)
 
     def run(self) -> list[Outcome]:
         """Do all parts; their outcomes in the order of the parts.

@@ -6,7 +6,7 @@ Parts are made in the order in which their findings are told, whoever has done t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -27,7 +27,7 @@ NO_END = (1 << 63) - 1
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part: `first` and `last` are numbers of sessions or ids of blobs; `rows` is about what it looks at."""
+    """A part: `first` and `last` are numbers of sessions or ids of blobs; `rows` is about its size."""
 
     what: Literal["log", "sessions", "house", "blobs", "pages"]
     first: int = 0
@@ -47,10 +47,15 @@ def parts_of(connection: sqlite3.Connection) -> list[Part]:
     ]
 
 
+def rows_of(parts: Sequence[Part]) -> int:
+    """About how many rows they look at: each event twice, in the log and in its session, and each blob."""
+    return sum(part.rows * (2 if part.what == "log" else part.what == "blobs") for part in parts)
+
+
 def _sessions(connection: sqlite3.Connection, size: int) -> Iterator[Part]:
     first, rows = 1, 0
     for num, ss in connection.execute("SELECT num, ss FROM session ORDER BY num"):
-        rows += min(max(1, ss), size)  # what a row says of itself is not yet proven
+        rows += max(1, ss)
         if rows >= size:
             yield Part("sessions", first, num, rows)
             first, rows = num + 1, 0

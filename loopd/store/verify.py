@@ -129,7 +129,7 @@ def _whole(
 ) -> None:
     """All parts of a log: by a crew of processes if it is large enough, else here, one after the other."""
     found = parts.parts_of(connection)
-    rows = sum(part.rows for part in found)
+    rows = parts.rows_of(found)
 
     def count(part: parts.Part, counted: int) -> None:
         if part.what in _COUNTED:
