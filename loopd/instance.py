@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -16,13 +17,16 @@ LOCK_NAME = "loopd.lock"
 class InstanceLock:
     """Holds a data folder. The file stays behind, the lock on it does not, so there is nothing stale.
 
+    The folder itself is locked as well: whoever deletes or replaces the file lets nobody else in. Where a
+    folder cannot be locked (network file systems) the file alone has to do.
+
     Args:
         data: the folder; made (0750) when it is missing.
     """
 
     def __init__(self, data: Path) -> None:
         self.path = data / LOCK_NAME
-        self._fd: int | None = None
+        self._held: list[int] = []
 
     def __enter__(self) -> Self:
         """Take the lock.
@@ -37,25 +41,46 @@ class InstanceLock:
             raise Refused(
                 "storage_readonly", f"data folder {str(self.path.parent)!r}: {error.strerror}"
             ) from error
+        self._held.append(fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock_folder()
         except BlockingIOError:
             owner = os.read(fd, 64).decode("utf-8", "replace").strip() or "unknown"
-            os.close(fd)
+            self._let_go()
             raise Refused(
                 "conflict",
                 f"another loopd (pid {owner}) has the data folder {str(self.path.parent)!r}; "
                 "`loopctl stop` ends it",
             ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        self._fd = fd
+        except OSError as error:
+            self._let_go()
+            raise Refused("storage_readonly", f"{str(self.path)!r} cannot be locked: {error}") from error
+        with contextlib.suppress(OSError):  # a full disk: the lock stands without a name in it
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
         return self
+
+    def _lock_folder(self) -> None:
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return  # it may be written to, but not read
+        self._held.append(folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # not on this file system
+
+    def _let_go(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fd is not None:
-            os.ftruncate(self._fd, 0)
-            os.close(self._fd)
-            self._fd = None
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._held[0], 0)
+        self._let_go()
