@@ -56,6 +56,20 @@ def _called(body: Body) -> str:
     return f"{body.get('n')}{model} {outcome}{cause}{status} in {took}: {sizes}{_tokens(body)}{more}"
 
 
+def _asked(body: Body) -> str:
+    return f"{body.get('n')} {body.get('model') or body.get('api')} {_size(body.get('request_bytes'))}"
+
+
+def _attached(body: Body) -> str:
+    count = body.get("sids_count", 0)
+    what = "all sessions" if body.get("all") else f"{count} session{'' if count == 1 else 's'}"
+    return f"{body.get('id')} watches {what} ({body.get('via')})"
+
+
+def _detached(body: Body) -> str:
+    return f"{body.get('id')} is gone after {span(body.get('lasted_ms', 0))}, had read up to {body.get('cursor', 0)}"
+
+
 def _compacted(body: Body) -> str:
     messages = f"{body.get('before_messages', 0)} → {body.get('after_messages', 0)} messages"
     sizes = f"{_size(body.get('before_bytes'))} → {_size(body.get('after_bytes'))}"
@@ -147,7 +161,9 @@ def _knocked(body: Body) -> str:
     told = []
     for each in body.get("attempts") or ():
         token = f" with token {each['kid']}" if each.get("kid") else ""
-        told.append(f"{each.get('count', 1)}× {each.get('source')} at {each.get('door')}{token}: {each.get('code')}")
+        told.append(
+            f"{each.get('count', 1)}× {each.get('source')} at {each.get('door')}{token}: {each.get('code')}"
+        )
     if body.get("more"):
         told.append(f"{body['more']}× others")
     return "; ".join(told) or "nobody"
@@ -158,7 +174,10 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "anchor.signed": _anchored,
     "envelope.delivered": lambda body: f"{body.get('id')} into turn {body.get('n')}",
     "driver.remembered": lambda body: f"{body.get('key')} = {_cut(body.get('value'))}",
+    "model.asked": _asked,
     "model.called": _called,
+    "watcher.attached": _attached,
+    "watcher.detached": _detached,
     "context.compacted": _compacted,
     "agent.reported": _reported,
     "wake.set": _wake,

@@ -140,6 +140,12 @@ def _detected(body: Body) -> str:
     )
 
 
+def _near(body: Body) -> str:
+    return (
+        f"{body.get('rule')} is near: {body.get('score')} of {body.get('soft')} {body.get('unit', 'steps')}"
+    )
+
+
 def _failed(body: Body) -> str:
     return f"{body.get('rule')} was skipped: {body.get('cause')} {body.get('error') or ''}"
 
@@ -270,6 +276,7 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "envelope.dropped": _dropped,
     "gate.changed": _gate,
     "degeneration.detected": _detected,
+    "detector.near": _near,
     "detector.failed": _failed,
     "turn.started": _started,
     "turn.step": _step,

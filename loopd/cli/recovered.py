@@ -45,6 +45,8 @@ def _boot(run: Run, boot: dict[str, Any]) -> None:
         ("interrupted turns", str(boot.get("interrupted_count", 0))),
         ("uncertain effects", str(boot.get("uncertain_count", 0))),
     ]
+    if boot.get("calls_count"):
+        pairs.append(("model calls cut", f"{boot['calls_count']}, what they cost is not known"))
     if boot.get("repeatable_count"):
         pairs.append(("cut, repeatable", str(boot["repeatable_count"])))
     if boot.get("overdue"):

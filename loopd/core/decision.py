@@ -21,6 +21,7 @@ from loopd.core.inputs import (
     House,
     StartTurn,
 )
+from loopd.core.rules.signals import Near
 from loopd.core.state import Session, Waiting
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -47,6 +48,7 @@ class Decision:
         self.envelope: str | None = None
         self.asked: str | None = None
         self.denied: str | None = None
+        self.near: tuple[Near, ...] = ()
 
     def done(self) -> Advanced:
         """Everything gathered so far."""
@@ -59,6 +61,7 @@ class Decision:
             envelope=self.envelope,
             asked=self.asked,
             denied=self.denied,
+            near=self.near,
         )
 
     def stale(self) -> Advanced:
@@ -93,6 +96,7 @@ class Decision:
             event = replace(event, skipped_rules=(*event.skipped_rules, *dict.fromkeys(f.rule for f in new)))
         self.session = session
         self.events.append(event)
+        self.near += found.near
         return replace(found, failures=failures) if failures else found
 
     # -- gate -----------------------------------------------------------------------------

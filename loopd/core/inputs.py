@@ -20,6 +20,7 @@ from loopd.core.policy_inputs import (
     Settle,
 )
 from loopd.core.rules import Failure, Finding
+from loopd.core.rules.signals import Near
 from loopd.core.settings import Settings
 from loopd.core.state import Session
 from loopd_protocol.events import Event, Usage
@@ -380,6 +381,7 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
         envelope: id of the envelope that an arrival or `cron run` made.
         asked: id of the approval that the tool has to wait for.
         denied: why the tool or the model call may not go ahead.
+        near: rules that are about to fire.
     """
 
     session: Session
@@ -390,6 +392,7 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     envelope: str | None = None
     asked: str | None = None
     denied: str | None = None
+    near: tuple[Near, ...] = ()
 
 
 def tokens_of(usage: Usage | None) -> int:

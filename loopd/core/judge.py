@@ -214,8 +214,8 @@ class Judge:
         self._state = found.state
         self._failures += [f"{failure.rule}: {failure.error}" for failure in found.failures]
         made = []
-        for rule in found.near:
-            self._near[rule] = self._near.get(rule, 0) + 1
+        for each in found.near:
+            self._near[each.rule] = self._near.get(each.rule, 0) + 1
         for finding in found.findings:
             judged = Judged(
                 rule=finding.rule,

@@ -26,6 +26,9 @@ CREATED = "SessionCreated"
 FORKED = "Forked"
 """Name of what leads to `session.forked`: a fact of the shell."""
 
+NOTED = "Noted"
+"""Name of what leads to a fact of class D1: nothing was decided, and nothing follows from it."""
+
 INPUTS: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in Input.__args__}
 """Name of an input → its type."""
 

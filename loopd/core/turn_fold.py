@@ -92,7 +92,7 @@ def stepped(session: Session, event: ev.TurnStep, at_ms: int) -> tuple[Session, 
             tokens=turn.tokens + tokens,
             text=text,
             progressed=turn.progressed or progressed,
-            near=_counted(turn.near, found.near),
+            near=_counted(turn.near, tuple(each.rule for each in found.near)),
         ),
     ), found
 

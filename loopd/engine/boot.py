@@ -12,6 +12,10 @@ from loopd_protocol import events as ev
 NAMED = 100
 """Sessions and effects that the event names; the counts are whole."""
 
+ASKED, CALLED = "model.asked", "model.called"
+CALLS_LOOKED_AT = 256
+"""Of the end of a session that was cut: calls of one turn that were under way at the same time are few."""
+
 RECENT_MS = 15 * 60_000
 SPREAD_MS = 5_000
 SPREAD_MAX_MS = 60_000
@@ -42,6 +46,7 @@ class Boot:
         self._repeatable = 0
         self._crash_loops: list[str] = []
         self._refused: dict[str, str] = {}
+        self._calls: dict[str, int] = {}
         self.leftovers = 0
 
     async def look_back(self, store: Store, now: int) -> None:
@@ -79,6 +84,24 @@ class Boot:
                 case _:
                     pass
 
+    async def look_at_calls(self, store: Store, sid: str) -> None:
+        """Which model calls of the turn that was cut went out and never came back?"""
+        n = self._interrupted.get(sid)
+        if n is None:
+            return
+        tail = await store.session_tail(sid, kinds=(ASKED, CALLED), limit=CALLS_LOOKED_AT)
+        under_way = 0
+        for event in map(ev.decode, (row.body for row in tail if not row.reduced)):
+            match event:
+                case ev.ModelAsked() if event.n == n:
+                    under_way += 1
+                case ev.ModelCalled() if event.n == n and event.outcome != "paused":
+                    under_way -= 1
+                case _:
+                    pass
+        if under_way > 0:
+            self._calls[sid] = under_way
+
     def refused(self, sid: str, why: str) -> None:
         """A session could not be taken over."""
         self._refused[sid] = why
@@ -104,6 +127,8 @@ class Boot:
             refused=dict(list(self._refused.items())[:NAMED]),
             scheduled_wait_until_ms=self.scheduled_from_ms or None,
             leftovers=self.leftovers,
+            calls_count=sum(self._calls.values()),
+            calls=dict(list(self._calls.items())[:NAMED]),
         )
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import anyio
 
 from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency
 from loopd.engine.ports import Clock, Store
 from loopd_protocol import events as ev
+
+logger = logging.getLogger("loopd.engine")
 
 
 class HouseLog:
@@ -23,6 +26,15 @@ class HouseLog:
     ) -> Appended:
         """Journal an event of the daemon itself."""
         return await self.tell((event,), principal=principal, idempotency=idempotency)
+
+    def note(self, event: ev.Event, principal: str) -> bool:
+        """Journal an event that nobody waits for (class D1); false when it is left out. Never waits."""
+        if not self._store.takes_lazy():
+            return False
+        fact = Fact(event=event, ss=0)
+        batch = Append(sid=None, at_ms=self._clock.now_ms(), facts=(fact,), principal=principal, lazy=True)
+        self._store.submit(batch).add_done_callback(_looked_at)
+        return True
 
     async def tell(
         self,
@@ -53,3 +65,8 @@ class HouseLog:
         with anyio.CancelScope(shield=True):
             await asyncio.wait([future])
         return future.result()
+
+
+def _looked_at(future: asyncio.Future[Appended]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.warning("a note was not journaled", extra={"error": str(error)})

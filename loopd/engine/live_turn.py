@@ -33,7 +33,7 @@ from loopd.engine.history import EXCERPT_CHARS, INLINE_CHARS, inline
 from loopd.engine.manifest import sha256
 from loopd.engine.questions import Questions
 from loopd_protocol.errors import Refused
-from loopd_protocol.events import ToolCall, Usage
+from loopd_protocol.events import Event, ToolCall, TurnCompleted, TurnInterrupted, TurnStep, Usage
 
 if TYPE_CHECKING:
     from loopd.engine.session_loop import SessionLoop
@@ -97,6 +97,14 @@ class LiveTurn:
     def frame(self, line: bytes) -> None:
         """See the port."""
         self.frames.keep(line)
+
+    def framed(self, event: Event, blobs: dict[str, bytes]) -> Event:
+        """An event of the turn with what passed between driver and agent since the last step."""
+        if not isinstance(event, TurnStep | TurnCompleted | TurnInterrupted) or not (data := self.frames.take()):
+            return event
+        digest = sha256(data)
+        blobs[digest] = data
+        return replace(event, frames=digest)
 
     async def remember(self, key: str, value: str) -> None:
         """See the port."""

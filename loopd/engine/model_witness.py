@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from loopd.core.inputs import ModelReported
 from loopd.engine import intake
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.router import Router
 from loopd.engine.session_loop import SessionLoop
 from loopd_protocol.errors import Refused
-from loopd_protocol.events import ModelCalled
+from loopd_protocol.events import ModelAsked, ModelCalled
 
 
 class ModelWitness:
@@ -37,6 +39,12 @@ class ModelWitness:
         self._check(loop, turn)
         turn.calls.add(cut)
         return turn.n
+
+    def leaving(self, sid: str, call: ModelAsked) -> None:
+        """See the port."""
+        loop = self._router.loaded(sid)
+        if loop is not None:
+            loop.note(msgspec.structs.replace(call, model=intake.label(call.model)))
 
     def over(self, sid: str, cut: Callable[[], None]) -> None:
         """See the port."""

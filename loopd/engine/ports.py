@@ -149,6 +149,12 @@ class Store(Protocol):
         `conflict` when an earlier batch of the same session failed); then nothing of it is stored.
         """
 
+    def takes_lazy(self) -> bool:
+        """Ask before each lazy append (class D1) whether it would be taken now.
+
+        False when much waits already, or the storage takes nothing: the fact is left out, and counted.
+        """
+
     async def load_session(self, sid: str) -> Session | None:
         """The state of a session as last committed."""
 

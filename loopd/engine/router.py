@@ -101,6 +101,7 @@ class Router:
         self.defaults = (default_preset, dict(default_overrides or {}))
         house_log = HouseLog(store, clock)
         self.say, self.tell, self.keep = house_log.say, house_log.tell, house_log.keep
+        self.note = house_log.note
         self.residents = Residents(idle_bytes=idle_bytes)
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._lost: dict[str, SessionLoop] = {}
@@ -275,6 +276,7 @@ class Router:
         if loop.session.turn is not None or any(not effect.uncertain for effect in loop.session.effects):
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
             self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
+            await self.boot.look_at_calls(self.store, sid)
         return loop
 
     def host(self, loop: SessionLoop) -> None:

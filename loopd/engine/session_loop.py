@@ -19,6 +19,7 @@ import msgspec
 
 from loopd import failpoints
 from loopd.core.conversation import Message, TurnEnd, TurnRequest
+from loopd.core.evolution import evolve
 from loopd.core.inputs import (
     Advanced,
     CancelTurn,
@@ -31,7 +32,7 @@ from loopd.core.inputs import (
 )
 from loopd.core.policy_inputs import Settle
 from loopd.core.prices import Prices
-from loopd.core.recorded import founding, marked
+from loopd.core.recorded import NOTED, fact, founding, marked
 from loopd.core.session import advance
 from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
@@ -43,6 +44,7 @@ from loopd.engine.manifest import Manifests, sha256
 from loopd.engine.office import Office, Pending
 from loopd.engine.ports import Driver
 from loopd.engine.questions import Place
+from loopd.engine.requests import turn_request
 from loopd.engine.watch import RuleWatch
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -137,7 +139,7 @@ class SessionLoop:
         if not advanced.events:
             return Pending(advanced, ())
         advanced = msgspec.structs.replace(advanced, events=marked(given, house, advanced.events))
-        return self._write(
+        pending = self._write(
             before,
             advanced,
             now,
@@ -146,6 +148,22 @@ class SessionLoop:
             answer(advanced) if answer else None,
             keeps_messages=keeps_messages,
         )
+        if isinstance(given, JUDGED) and self.session.status == "live":
+            for near in advanced.near:
+                self.note(ev.DetectorNear(n=given.n, step=self.session.steps, **msgspec.structs.asdict(near)))
+        return pending
+
+    def note(self, event: ev.Event) -> None:
+        """Journal a fact that nobody waits for and nothing follows from (class D1), in its place in the order.
+
+        Left out, and counted, while the journal has enough to do.
+        """
+        if self.forgotten or not self._office.store.takes_lazy():
+            return
+        before, now = self.session, self._office.clock.now_ms()
+        noted = fact(event, NOTED)
+        after = evolve(before, noted, ss=before.ss + 1, at_ms=now)
+        self._write(before, Advanced(session=after, events=(noted,)), now, "", {}, lazy=True)
 
     def created(
         self,
@@ -171,10 +189,11 @@ class SessionLoop:
         now: int,
         principal: str,
         blobs: dict[str, bytes],
-        idempotency: Idempotency | None,
+        idempotency: Idempotency | None = None,
         *,
-        keeps_messages: bool,
+        keeps_messages: bool = False,
         house: tuple[HouseRow, ...] = (),
+        lazy: bool = False,
     ) -> Pending:
         facts: list[Fact] = []
         messages: list[Message] = []
@@ -185,7 +204,8 @@ class SessionLoop:
             ss += 1
             added = self.history.feed(event, ss, blobs)
             blob: str | None = None
-            event = self._with_frames(event, turn_n, blobs)  # noqa: PLW2901
+            if self.turn is not None and self.turn.n == turn_n:
+                event = self.turn.framed(event, blobs)  # noqa: PLW2901
             if isinstance(event, ev.TurnStarted):
                 turn_n = event.n
                 event, blob = self._with_manifest(event, after, blobs)  # noqa: PLW2901
@@ -204,6 +224,7 @@ class SessionLoop:
             blobs=blobs,
             idempotency=idempotency,
             house=house,
+            lazy=lazy,
         )
         pending = Pending(advanced, tuple(messages))
         try:
@@ -225,37 +246,14 @@ class SessionLoop:
         pending.follow(future)
         return pending
 
-    def _with_frames(self, event: ev.Event, n: int | None, blobs: dict[str, bytes]) -> ev.Event:
-        """The event with what passed between the turn's driver and its agent since the last step."""
-        if not isinstance(event, ev.TurnStep | ev.TurnCompleted | ev.TurnInterrupted):
-            return event
-        if self.turn is None or self.turn.n != n or not (data := self.turn.frames.take()):
-            return event
-        digest = sha256(data)
-        blobs[digest] = data
-        return msgspec.structs.replace(event, frames=digest)
-
     def _with_manifest(
         self, event: ev.TurnStarted, after: Session, blobs: dict[str, bytes]
     ) -> tuple[ev.TurnStarted, str]:
-        messages = self.history.request(self._system(after))
-        request = TurnRequest(
-            sid=after.sid,
-            n=event.n,
-            trigger=event.trigger,
-            messages=messages,
-            workspace=after.workspace,
-            tools_withheld=after.withhold_tools,
-            turns_seen=event.n - 1,
-            steps_seen=after.steps,
-            fresh=self.history.newest,
-            memory=after.memory,
-            asks=bool(after.permits.all_rules) or self.settings.approvals.default != "allow",
-        )
+        request = turn_request(event, after, self.history, self.settings)
         self._starting[event.n] = request
         digest, more = self._manifests.of_turn(
             event.n,
-            messages,
+            request.messages,
             tools_withheld=after.withhold_tools,
             driver_sha256=self._driver_sha256,
             config_revision=config_revision(self.settings),
@@ -264,12 +262,6 @@ class SessionLoop:
         )
         blobs.update(more)
         return msgspec.structs.replace(event, manifest=digest), digest
-
-    def _system(self, session: Session) -> str:
-        parts = [str(session.driver.get("system") or "")]
-        if session.goal is not None and session.goal.status == "active":
-            parts.append(f"Your goal: {session.goal.text}")
-        return "\n\n".join(part for part in parts if part)
 
     # -- act --------------------------------------------------------------------------------
 

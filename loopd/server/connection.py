@@ -56,6 +56,8 @@ _NOBODY = Caller(principal="nobody", scopes=frozenset())
 class Connection(asyncio.Protocol):
     """One client. Made by the listener, driven by the event loop."""
 
+    via = "socket"
+
     def __init__(self, house: House, loop: asyncio.AbstractEventLoop) -> None:
         self._house = house
         self._loop = loop
@@ -72,10 +74,8 @@ class Connection(asyncio.Protocol):
         self._bad = 0
         self._half_closed = False
         self._subscribing = 0
-        self._written = 0
-        self._drained = 0
-        self._drained_at = 0.0
-        self._closing_since = 0.0
+        self._written = self._drained = 0
+        self._drained_at = self._closing_since = 0.0
         self.said_at = 0.0
         self.closing = False
         self.enc: Encoding = "json"

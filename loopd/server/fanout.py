@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from loopd.core.access import Caller
+from loopd.server.attendance import Attendance
 from loopd.server.limits import SocketLimits
 from loopd.server.ports import Bus, Chunk
 from loopd.server.rendering import Encoding, EventFilter, Slice, slices
@@ -32,6 +33,7 @@ class Line(Protocol):
 
     enc: Encoding
     caller: Caller
+    via: str
 
     @property
     def takes_events(self) -> bool:
@@ -75,7 +77,11 @@ class Subscription:
 
 
 class Fanout:
-    """Moves events from the bus to subscriptions."""
+    """Moves events from the bus to subscriptions.
+
+    Attributes:
+        attendance: told who comes and goes, or None.
+    """
 
     def __init__(self, bus: Bus, limits: SocketLimits) -> None:
         self._bus = bus
@@ -89,6 +95,7 @@ class Fanout:
         self._reading: dict[int, anyio.Event] = {}
         self._position = bus.head
         self._group: TaskGroup | None = None
+        self.attendance: Attendance | None = None
 
     @property
     def subscribers(self) -> int:
@@ -104,6 +111,8 @@ class Fanout:
     def add(self, sub: Subscription, *, deltas: bool) -> None:
         """Begin to serve a subscription."""
         self._all[sub] = None
+        if self.attendance is not None:
+            self.attendance.came(sub)
         if deltas:
             self._delta_subs[sub] = None
         self.resume(sub)
@@ -111,6 +120,8 @@ class Fanout:
     def remove(self, sub: Subscription) -> None:
         """Nothing is written for it any more."""
         sub.closed = True
+        if self.attendance is not None:
+            self.attendance.went(sub)
         for group in (self._all, self._live, self._delta_subs):
             group.pop(sub, None)
 

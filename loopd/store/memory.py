@@ -136,6 +136,10 @@ class MemoryStore(Forensics):
             self._queue.append(item)
         return future
 
+    def takes_lazy(self) -> bool:
+        """Whether a fact of class D1 would be taken now; it goes with all others."""
+        return self.refuse is None and not self._closed
+
     def _flush(self) -> None:
         group, self._queue = self._queue, []
         if not group:

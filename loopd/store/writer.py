@@ -2,7 +2,8 @@
 
 Producers leave items in a queue; one hop to the connection's thread commits everything that waits,
 group after group, until the queue is empty. Batches form while the last fsync runs; there is no
-linger timer. After each commit the loop is told: futures resolve in order, then `on_commit` is
+linger timer, but for facts that nobody waits for (class D1): they lie in the same queue, in their order, and
+wake nobody for 50 ms. After each commit the loop is told: futures resolve in order, then `on_commit` is
 called, both in the same step of the event loop. So whoever awaits a future finds the events
 published already, and nothing is ever published before it is durable.
 
@@ -27,7 +28,7 @@ import anyio
 import msgspec
 
 from loopd import failpoints
-from loopd.core.writes import Append, Appended, StoredEvent
+from loopd.core.writes import LAZY_MS, Append, Appended, StoredEvent
 from loopd.store.faults import refusal
 from loopd.store.hop import hop
 from loopd.store.item import Item
@@ -38,6 +39,10 @@ from loopd_protocol.errors import Refused
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LAZY_ITEMS = 4_096
+LAZY_BYTES = 8 << 20
+"""Facts that nobody waits for are left out while this much waits for the disk: the others come first."""
 
 GROUP_ROWS = 2_048
 GROUP_BYTES = 8 << 20
@@ -69,6 +74,8 @@ class Commits(msgspec.Struct):
         last_s, last_rows: duration and size of the newest group.
         wal_bytes: size of the write-ahead log as of the last look.
         chore_s: the longest piece of upkeep so far, for which everybody waited.
+        lazy, lazy_dropped: facts of class D1 that were taken, and that were left out because the queue was full or
+            the storage took nothing.
     """
 
     groups: int = 0
@@ -79,6 +86,8 @@ class Commits(msgspec.Struct):
     failures: int = 0
     wal_bytes: int = 0
     chore_s: float = 0.0
+    lazy: int = 0
+    lazy_dropped: int = 0
 
 
 class Writer:
@@ -109,6 +118,7 @@ class Writer:
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
+        self._lazy: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._unfolded = 0.0
         self._growth = 1.0
@@ -137,8 +147,31 @@ class Writer:
                 return future
             self._queue.append(item)
             self._queued_bytes += item.size
-            self._wake.set()
+            if not append.lazy:
+                self._wake.set()
+            else:
+                self.commits.lazy += 1
+                if self._lazy is None:
+                    self._lazy = self._loop.call_later(LAZY_MS / 1_000, self._ripe)
         return future
+
+    def takes_lazy(self) -> bool:
+        """Whether a fact of class D1 would be queued now; what is left out is counted."""
+        takes = (
+            self.refused is None
+            and self.ledger.broken is None
+            and not self._closing
+            and len(self._queue) < LAZY_ITEMS
+            and self._queued_bytes < LAZY_BYTES
+        )
+        self.commits.lazy_dropped += not takes
+        return takes
+
+    def _ripe(self) -> None:
+        """No append came along in time: what waits goes by itself."""
+        self._lazy = None
+        if self._queue:
+            self._wake.set()
 
     async def tend(self, chore: Callable[[Ledger], T], size: int) -> T:
         """Run a piece of upkeep between two groups, in a transaction of its own.
@@ -179,6 +212,8 @@ class Writer:
         """Commit what is queued, fold the log back, stop. Idempotent; not cut short by cancellation."""
         self._closing = True
         self._wake.set()
+        if self._lazy is not None:
+            self._lazy.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([self._task])
 

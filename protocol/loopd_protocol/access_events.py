@@ -125,6 +125,35 @@ class AccessRefused(Event, frozen=True, kw_only=True, tag="access.refused"):
     more: Count = 0
 
 
+class WatcherAttached(Event, frozen=True, kw_only=True, tag="watcher.attached"):
+    """Somebody has followed the log for five seconds and goes on. Its principal is in the row.
+
+    Of class D1: nobody waits for it, and a crash may lose those of the last 50 ms.
+
+    Attributes:
+        id: of this attendance, within the boot.
+        via: `socket`, `websocket` or `sse`.
+        all: it follows all sessions that it may see; else those in `sids`, of which at most 20 are named.
+    """
+
+    id: Key
+    via: Label = ""
+    all: bool = False
+    sids: tuple[Key, ...] = ()
+    sids_count: Count = 0
+
+
+class WatcherDetached(Event, frozen=True, kw_only=True, tag="watcher.detached"):
+    """A watcher is gone, after `lasted_ms`; it had been given what is up to `cursor`. Of class D1.
+
+    When the daemon stops or dies, everybody is gone: that is not told for each.
+    """
+
+    id: Key
+    lasted_ms: Count = 0
+    cursor: Seq = 0
+
+
 AnyAccessEvent = (
     AccessRefused
     | TokenCreated
@@ -136,4 +165,6 @@ AnyAccessEvent = (
     | WebhookFailing
     | WebhookRecovered
     | WebhookDeadLetter
+    | WatcherAttached
+    | WatcherDetached
 )

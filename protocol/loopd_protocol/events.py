@@ -224,6 +224,27 @@ class DegenerationDetected(Event, frozen=True, kw_only=True, tag="degeneration.d
     relapse: Count = 0
 
 
+class DetectorNear(Event, frozen=True, kw_only=True, tag="detector.near"):
+    """A rule came to three quarters of its soft threshold, and nothing follows yet. Told once for each approach.
+
+    Of class D1: nobody waits for it, and a crash may lose those of the last 50 ms.
+
+    Attributes:
+        n: turn, `step`: number of the newest step in the session.
+        score, soft, hard, unit: how far, of how much; 0: no such level.
+        loop_id: of the loop that is being approached.
+    """
+
+    rule: Label
+    n: Count
+    step: Count = 0
+    score: Count
+    soft: Count
+    hard: Count = 0
+    unit: Label = ""
+    loop_id: Label = ""
+
+
 class DetectorFailed(Event, frozen=True, kw_only=True, tag="detector.failed"):
     """A rule raised or took too long; it was skipped for this record and the session goes on."""
 
@@ -416,6 +437,20 @@ class ProviderRetrying(Event, frozen=True, kw_only=True, tag="provider.retrying"
     attempt: Count
     cause: Label
     delay_ms: DurationMs
+
+
+class ModelAsked(Event, frozen=True, kw_only=True, tag="model.asked"):
+    """A model call is about to go through the proxy; `model.called` tells how it ended.
+
+    Of class D1, so a crash loses it only when it comes within 50 ms: a call of a dead daemon that has no
+    `model.called` was made at least in part, and what it cost is not known.
+    """
+
+    n: Count
+    api: Label
+    model: Label = ""
+    request_sha256: Digest = ""
+    request_bytes: Count = 0
 
 
 class ModelCalled(Event, frozen=True, kw_only=True, tag="model.called"):
@@ -649,6 +684,7 @@ class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
         refused: sessions whose stored state contradicts the journal, by sid: why.
         scheduled_wait_until_ms: until when scheduled sources wait because of many starts, or None.
         leftovers: processes of agents that were still running and were ended.
+        calls: sessions with model calls under way of which nothing came back: how many; what they cost is unknown.
     """
 
     boot: Count
@@ -669,6 +705,8 @@ class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
     refused: dict[Key, Reason] = {}
     scheduled_wait_until_ms: AtMs | None = None
     leftovers: Count = 0
+    calls_count: Count = 0
+    calls: dict[Key, Count] = {}
 
 
 class StorageChanged(Event, frozen=True, kw_only=True, tag="storage.changed"):
@@ -726,6 +764,7 @@ AnyEvent = (
     | EnvelopeDropped
     | GateChanged
     | DegenerationDetected
+    | DetectorNear
     | DetectorFailed
     | TurnStarted
     | TurnStep
@@ -733,6 +772,7 @@ AnyEvent = (
     | TurnInterrupted
     | DriverRemembered
     | ProviderRetrying
+    | ModelAsked
     | ModelCalled
     | ContextCompacted
     | GoalChanged

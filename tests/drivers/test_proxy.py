@@ -27,7 +27,7 @@ from loopd.drivers.sse import EventParser
 from loopd.drivers.wires import WIRES
 from loopd.testing.endpoint import Call, Endpoint, Reply, Script, ask, fail, say
 from loopd_protocol.errors import Refused
-from loopd_protocol.events import ModelCalled
+from loopd_protocol.events import ModelAsked, ModelCalled
 
 pytestmark = pytest.mark.anyio
 PATHS = {api: WIRES[api].path for api in APIS}
@@ -39,6 +39,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.refuse: Refused | None = None
+        self.asked: list[ModelAsked] = []
         self.calls: list[ModelCalled] = []
         self.bodies: list[tuple[bytes | None, bytes | None]] = []
         self.under_way: set[Callable[[], None]] = set()
@@ -50,6 +51,9 @@ class Ledger:
             raise self.refuse
         self.under_way.add(cut)
         return 7
+
+    def leaving(self, sid: str, call: ModelAsked) -> None:
+        self.asked.append(call)
 
     def over(self, sid: str, cut: Callable[[], None]) -> None:
         self.under_way.discard(cut)

@@ -47,7 +47,7 @@ from loopd.core.rules.progress_stall import ProgressStallParameters, ProgressSta
 from loopd.core.rules.repeated_text import RepeatedTextParameters
 from loopd.core.rules.rungs import LadderSettings, Rungs
 from loopd.core.rules.same_result import SameResultParameters
-from loopd.core.rules.signals import told
+from loopd.core.rules.signals import Near, told
 from loopd.core.rules.sweep import SweepParameters
 from loopd.core.rules.tool_repetition import ToolRepetitionParameters, ToolRepetitionState
 from loopd.core.rules.toolless_streak import ToollessStreakParameters
@@ -111,14 +111,14 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         findings: what fired; those of two-level rules have gone up the ladder if there was one.
         progress: what a step brought; None for a turn.
-        near: ids of rules that came within three quarters of their soft threshold with this record.
+        near: rules that came within three quarters of their soft threshold with this record.
     """
 
     state: RulesState
     findings: tuple[Finding, ...] = ()
     failures: tuple[Failure, ...] = ()
     progress: Progress | None = None
-    near: tuple[str, ...] = ()
+    near: tuple[Near, ...] = ()
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,9 +30,9 @@ from loopd.core.rules import (
     unresolved_tool,
     wake_storm,
 )
-from loopd.core.rules.findings import Failure, Finding
+from loopd.core.rules.findings import Failure, Finding, loop_identity
 from loopd.core.rules.parameters import Parameters
-from loopd.core.rules.signals import Signal, Thresholds, finding, near
+from loopd.core.rules.signals import Near, Signal, Thresholds, finding, near
 from loopd.core.rules.trail import STEPS, Look, Trail, TurnLook
 
 Judges = Callable[[Any, Any, Any], tuple[Any, Signal | None]]
@@ -101,7 +101,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     lane: Lane
     findings: tuple[Finding, ...] = ()
     failures: tuple[Failure, ...] = ()
-    near: tuple[str, ...] = ()
+    near: tuple[Near, ...] = ()
 
 
 @functools.lru_cache(maxsize=256)
@@ -130,7 +130,7 @@ def _observe(
     changes: dict[str, Any] = {}
     findings: list[Finding] = []
     failures: list[Failure] = []
-    close: list[str] = []
+    close: list[Near] = []
     for rule, judge in judges:
         try:
             parameters: Parameters = getattr(settings, rule)
@@ -143,7 +143,7 @@ def _observe(
             if signal is None:
                 continue
             if near(signal.score, signal.soft):
-                close.append(rule)
+                close.append(_near(rule, signal))
             tokens = 0
             if signal.score >= (signal.soft or signal.hard):
                 tokens = after.tokens_since(signal.onset)
@@ -162,6 +162,17 @@ def _observe(
         findings=tuple(findings),
         failures=tuple(failures),
         near=tuple(close),
+    )
+
+
+def _near(rule: str, signal: Signal) -> Near:
+    return Near(
+        rule=rule,
+        score=signal.score,
+        soft=signal.soft,
+        hard=signal.hard,
+        unit=signal.unit,
+        loop_id=loop_identity(rule, signal.loop),
     )
 
 

@@ -57,6 +57,17 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     advice: bool = False
 
 
+class Near(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule is about to fire: its score against its thresholds."""
+
+    rule: str
+    score: int
+    soft: int
+    hard: int
+    unit: Unit
+    loop_id: str
+
+
 def near(score: int, soft: int) -> bool:
     """Whether `score` is the first one that is three quarters of a threshold, and not yet it."""
     return 0 < score < soft and 4 * score >= 3 * soft > 4 * (score - 1)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from loopd.drivers.retry import Fault
-from loopd_protocol.events import ModelCalled, Usage
+from loopd_protocol.events import ModelAsked, ModelCalled, Usage
 
 Api = Literal["chat-completions", "messages", "responses"]
 APIS: tuple[Api, ...] = ("chat-completions", "messages", "responses")
@@ -108,6 +108,9 @@ class Witness(Protocol):
         Raises:
             Refused: it may not; `code` says why, and the agent is answered with a clean stop.
         """
+
+    def leaving(self, sid: str, call: ModelAsked) -> None:
+        """An admitted call is about to be sent. Never waits: it is told to the journal, and goes."""
 
     def over(self, sid: str, cut: Callable[[], None]) -> None:
         """An admitted call ended by itself."""

@@ -28,7 +28,7 @@ from loopd.drivers.proxy.tally import Tally
 from loopd.drivers.retry import Fault
 from loopd.drivers.wires import WIRES
 from loopd_protocol.errors import Refused
-from loopd_protocol.events import ModelCalled
+from loopd_protocol.events import ModelAsked, ModelCalled
 
 if TYPE_CHECKING:
     import httpx
@@ -87,6 +87,7 @@ class Exchange:
 
     def __init__(self, api: str, body: bytes, asked: _Asked, n: int) -> None:
         self.api, self.body, self.asked, self.n = api, body, asked, n
+        self.request_sha256 = hashlib.sha256(body).hexdigest()
         self.began = time.monotonic()
         self.first_ms = 0
         self.status = 0
@@ -118,6 +119,16 @@ class Exchange:
             self.fault = _unreachable(f"{type(error).__name__}: {error}")
         self.outcome = "error"
 
+    def asks(self) -> ModelAsked:
+        """The call as it is told before it leaves."""
+        return ModelAsked(
+            n=self.n,
+            api=self.api,
+            model=self.asked.model[:200],
+            request_sha256=self.request_sha256,
+            request_bytes=len(self.body),
+        )
+
     def event(self, *, stored: bool) -> ModelCalled:
         """The call as it is recorded."""
         tally = self.tally
@@ -128,7 +139,7 @@ class Exchange:
             outcome=self.outcome,
             cause="" if self.fault is None else self.fault.cause,
             status=self.status,
-            request_sha256=hashlib.sha256(self.body).hexdigest(),
+            request_sha256=self.request_sha256,
             request_bytes=len(self.body),
             response_sha256="" if tally is None else tally.sha256,
             response_bytes=0 if tally is None else tally.size,
@@ -174,6 +185,7 @@ class Relay:
                     await self._stop(passage, api, asked, refusal, arrival.send)
                     return
                 exchange = Exchange(api, body, asked, n)
+                self._witness.leaving(passage.sid, exchange.asks())
                 try:
                     await self._watched(passage, exchange, arrival)
                 finally:

@@ -63,6 +63,8 @@ class SseCache:
 class SseLine:
     """One stream: matches the fan-out's `Line`."""
 
+    via = "sse"
+
     def __init__(self, desk: Desk, caller: Caller, cache: SseCache) -> None:
         self.enc: Encoding = "json"
         self.caller = caller
