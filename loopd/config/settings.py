@@ -126,7 +126,7 @@ class Limits(Section, frozen=True, kw_only=True):
             description="What sessions at rest may keep in memory together, their contexts above all. Beyond it the "
             "longest unused leave, and are read again from the journal when there is work for them.",
         ),
-    ] = 32 << 20
+    ] = 16 << 20
     connections: Annotated[
         int, Meta(ge=1, le=100_000, description="Open connections on the control socket.")
     ] = 1_024

@@ -18,7 +18,7 @@ from loopd.engine.session_loop import SessionLoop
 IDLE_SESSIONS_MAX = 256
 """Sessions at rest that stay in memory however small they are."""
 
-IDLE_BYTES_MAX = 32 << 20
+IDLE_BYTES_MAX = 16 << 20
 """What they may take together."""
 
 LOADED_BYTES = 16_384

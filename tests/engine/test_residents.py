@@ -1,0 +1,120 @@
+"""What may stay in memory between two turns, and what leaves it."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopd.core.conversation import StepDone, TurnEnd, TurnRequest
+from loopd.engine.history import History
+from loopd.engine.loading import read_session
+from loopd.engine.ports import TurnHost
+from loopd.engine.residents import size_bytes
+from loopd_protocol import commands as cm
+from tests.engine.stage import Gate, Stage, stage
+
+pytestmark = pytest.mark.anyio
+LONG = "x" * 30_000
+ROOM = 200_000
+
+
+async def long_step(request: TurnRequest, host: TurnHost) -> TurnEnd:
+    """A turn that leaves 30 KB behind."""
+    await host.step(StepDone(text=f"{request.n}{LONG}"))
+    return TurnEnd(outcome="completed")
+
+
+async def talk(on: Stage, sid: str, times: int = 1) -> None:
+    for n in range(times):
+        await on.send(sid, f"message {n}")
+        await on.settle()
+
+
+def recounted(history: History) -> int:
+    """Its size, counted from its messages."""
+    told = sum(len(m.text) + 32 for m in history.request(""))
+    return told + sum(len(m.text) + 32 for m in history._waiting.values())
+
+
+async def test_what_rests_takes_no_more_than_it_may_and_the_longest_unused_leaves_first() -> None:
+    async with stage(idle_bytes=ROOM) as on:
+        sids = [await on.new("long", run=long_step) for _ in range(8)]
+        for sid in sids:
+            await talk(on, sid, 2)
+            assert on.router.residents.idle_bytes <= ROOM
+        here = {loop.session.sid for loop in on.router.residents}
+        assert here == set(sids[-len(here) :])
+        assert 2 <= len(here) < 8
+        assert on.router.residents.idle_bytes == sum(map(size_bytes, on.router.residents))
+
+
+async def test_who_left_memory_is_told_the_same_as_who_stayed() -> None:
+    async def contexts(idle_bytes: int) -> tuple[list[list[str]], int]:
+        async with stage(idle_bytes=idle_bytes) as on:
+            sids = [await on.new("long", run=long_step) for _ in range(5)]
+            for _ in range(9):  # more than fits into a context of 200 KB
+                for sid in sids:
+                    await talk(on, sid)
+            return [[m.text for m in r.messages] for r in on.requests], len(on.drivers)
+
+    stayed, few = await contexts(1 << 30)
+    left, many = await contexts(0)
+    assert left == stayed
+    assert many > few  # each had to be loaded, and to be given a driver, again
+
+
+async def test_a_session_that_is_larger_than_the_room_works() -> None:
+    async with stage(idle_bytes=0) as on:
+        sid = await on.new("long", run=long_step)
+        await talk(on, sid, 3)
+        assert len(on.requests) == 3
+        assert len(on.router.residents) == 1
+
+
+async def test_an_ended_session_does_not_stay_in_memory() -> None:
+    async with stage() as on:
+        sid = await on.new("long", run=long_step)
+        await talk(on, sid)
+        await on.call(cm.SessionEnd(sid=sid))
+        await on.settle()
+        assert sid not in on.router.residents
+        assert on.router.residents.idle_bytes == 0
+        await on.call(cm.SessionResume(sid=sid))
+        await talk(on, sid)
+        assert [m.text[:9] for m in on.requests[-1].messages][:2] == ["message 0", "1xxxxxxxx"]
+
+
+async def test_what_works_is_not_counted_and_does_not_leave() -> None:
+    gate = Gate()
+
+    async def waits(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        await gate.wait()
+        return await long_step(request, host)
+
+    async with stage(idle_bytes=0) as on:
+        busy = [await on.new("waits", run=waits) for _ in range(4)]
+        for sid in busy:
+            await on.send(sid)
+        await gate.reached.wait()
+        idle = [await on.new() for _ in range(3)]
+        await on.settle()
+        assert {*busy} <= {loop.session.sid for loop in on.router.residents}
+        assert on.router.residents.idle == 1
+        gate.open()
+        await on.settle()
+        assert len(on.router.residents) == on.router.residents.idle == 1
+        assert idle[-1] not in on.router.residents
+
+
+async def test_the_size_of_a_history_is_that_of_its_messages() -> None:
+    async with stage() as on:
+        sid = await on.new("long", run=long_step)
+        for n in range(9):
+            await talk(on, sid)
+            loop = await on.router.loop_of(sid)
+            assert loop.history.size_bytes() == recounted(loop.history), n
+        await on.call(cm.Suspend(sid=sid, quarantine=True))
+        for n in range(3):
+            await on.send(sid, f"waits {n}")
+        assert loop.history.size_bytes() == recounted(loop.history)
+        again = await read_session(on.router, sid)
+        assert again.history.size_bytes() == loop.history.size_bytes()
