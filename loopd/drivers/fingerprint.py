@@ -71,7 +71,7 @@ class WorkspaceSensor:
         self._run_as = run_as
         self._monotonic = monotonic
         self._written: set[str] = set()
-        owner = (os.path.realpath(root), None if run_as is None else run_as.name)
+        owner = (os.fspath(root), None if run_as is None else run_as.name)
         self._seen = _shared.setdefault(owner, Digests())
         self._listed: list[str] | None = None
         self._head = ""

@@ -143,7 +143,7 @@ class History:
     """Messages of one session, turn by turn, oldest first. Fed with its events in order."""
 
     def __init__(self, *, context_bytes: int) -> None:
-        self._context_bytes = context_bytes
+        self.context_bytes = context_bytes
         self._turns: list[list[Message]] = []
         self._sizes: list[int] = []
         self._size_bytes = 0
@@ -266,7 +266,7 @@ class History:
             self._turns[-1] = kept
             self._sizes[-1] = sum(map(_size, kept))
         left = sum(self._sizes)
-        while left > self._context_bytes and len(self._turns) > 1:
+        while left > self.context_bytes and len(self._turns) > 1:
             left -= self._sizes.pop(0)
             self._turns.pop(0)
         self._size_bytes -= total - left
@@ -280,7 +280,7 @@ class History:
         """The whole context: the system prompt, then as many whole turns as fit, newest last."""
         total, first = 0, len(self._turns)
         while first > 0 and (
-            first == len(self._turns) or total + self._sizes[first - 1] <= self._context_bytes
+            first == len(self._turns) or total + self._sizes[first - 1] <= self.context_bytes
         ):
             first -= 1
             total += self._sizes[first]

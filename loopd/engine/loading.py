@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loopd.core.state import Session
-from loopd.engine.history import CONTEXT_BYTES, KINDS, History
+from loopd.engine.history import CONTEXT_BYTES, KINDS, History, step_messages
 from loopd.engine.office import Office
 from loopd.engine.ports import Store
 from loopd.engine.session_loop import SessionLoop
@@ -73,17 +75,45 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     if len(tail) == HISTORY_EVENTS:  # the summary that stands for what is older
         summed = await office.store.session_tail(sid, kinds=("context.compacted",), limit=1)
         earlier = [*(each for each in summed if each.ss < first), *earlier]
+    whole = [
+        each for each in (*earlier, *tail) if not each.reduced
+    ]  # of the others nothing is left to be told
+    events = [(ev.decode(each.body), each.ss) for each in whole]
+    blobs = await _content(office.store, [event for event, _ in events], history.context_bytes)
+    for event, ss in events:
+        history.feed(event, ss, blobs)
+    return SessionLoop(office, session, history)
+
+
+async def _content(store: Store, events: Sequence[ev.Event], context_bytes: int) -> dict[str, bytes]:
+    """The blobs of the newest turns, as many as the context can hold: a session may have written thousands.
+
+    Turns before those leave the history again while it is fed, whatever they said. Counted is what a model and
+    its tools said in turns that have ended, for no rule makes that shorter; before a compaction, which does, all
+    is read.
+    """
     blobs: dict[str, bytes] = {}
-    for stored in (*earlier, *tail):
-        if stored.reduced:
-            continue  # its content was deleted: there is nothing left to tell the model
-        event = ev.decode(stored.body)
+    newer = turn = 0  # bytes of the turns that were passed, and of the one that is being passed
+    ended = compacted = False
+    for event in reversed(events):
         for digest in blob_names(event):
-            data = await office.store.blob(digest)
+            data = await store.blob(digest)
             if data is not None:
                 blobs[digest] = data
-        history.feed(event, stored.ss, blobs)
-    return SessionLoop(office, session, history)
+        match event:
+            case ev.TurnCompleted() | ev.TurnInterrupted():
+                ended = True
+            case ev.TurnStep() if ended:
+                turn += sum(len(message.text) for message in step_messages(event, 0, blobs))
+            case ev.ContextCompacted() | SessionForked():
+                compacted = True
+            case ev.TurnStarted():
+                newer, turn = newer + turn, 0
+                if newer > context_bytes and not compacted:
+                    break
+            case _:
+                pass
+    return blobs
 
 
 def blob_names(event: ev.Event) -> list[str]:

@@ -93,6 +93,10 @@ class _Caused(msgspec.Struct, gc=False):
     cause: str
 
 
+class _Forgot(msgspec.Struct):
+    sids: list[str]
+
+
 class _Result(msgspec.Struct, gc=False):
     result: str
 
@@ -114,6 +118,7 @@ _gate, _detected, _started, _step = map(_decoder, (_Gate, _Detected, _Started, _
 _turn, _caused, _result, _outcome, _boot = map(_decoder, (_Turn, _Caused, _Result, _Outcome, _Boot))
 
 
+_forgot = _decoder(_Forgot)
 _charged, _answered, _limit = map(_decoder, (_Charged, _Answered, _Limit))
 
 
@@ -127,6 +132,13 @@ def _session_ended(to: Metrics, event: StoredEvent) -> None:
     to.add("loopd_terminal_total", body.status, body.rule or "")
     if event.sid is not None:
         to.closed.discard(event.sid)
+
+
+def _retention_forgot(to: Metrics, event: StoredEvent) -> None:
+    for sid in _forgot(event.body).sids:
+        to.standing.mark(sid)
+        to.closed.discard(sid)
+        to.triggers.pop(sid, None)
 
 
 def _envelope_accepted(to: Metrics, event: StoredEvent) -> None:
@@ -280,6 +292,7 @@ READINGS: MappingProxyType[str, Reading] = MappingProxyType(
         "cron.occurrence": _cron_occurrence,
         "effect.outcome": _effect_outcome,
         "daemon.started": _daemon_started,
+        "retention.forgot": _retention_forgot,
     }
 )
 """Kind → reading. Kinds that are not here only count as events."""

@@ -57,11 +57,13 @@ class Standing:
         """Bring the sums up to date."""
         if not self._seeded:
             self._seeded = True
-            rows = self._directory(None)
+            rows = list(self._directory(None))
         elif self._marked:
-            rows = self._directory(self._marked)
+            rows = list(self._directory(self._marked))
         else:
             return
+        for sid in self._marked.difference(row.sid for row in rows):
+            self._forget(sid)
         for row in rows:
             before = self._rows.get(row.sid)
             if before is row:
@@ -74,6 +76,14 @@ class Standing:
             self._rows[row.sid] = row
             self._remember(row)
         self._marked = set()
+
+    def _forget(self, sid: str) -> None:
+        """Nothing is stored of it any more."""
+        row = self._rows.pop(sid, None)
+        if row is not None:
+            self._count(row, -1)
+            self._progress.pop(sid, None)
+            self._oldest.pop(sid, None)
 
     def _count(self, row: PassiveRow, by: int) -> None:
         self.statuses[row.status] += by

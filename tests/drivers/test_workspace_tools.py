@@ -368,6 +368,30 @@ async def test_a_written_file_counts_even_where_git_ignores_it(tmp_path: Path) -
     assert await sensor.read() not in {before, None}
 
 
+async def test_sessions_of_one_workspace_share_what_they_know_of_it(tmp_path: Path) -> None:
+    for n in range(200):
+        (tmp_path / str(n)).write_text(str(n))
+    first, second = WorkspaceSensor(tmp_path), WorkspaceSensor(tmp_path)
+    assert await first.read() == await second.read()
+    assert first._seen is second._seen
+    assert len(first._seen.known) == 200
+    (tmp_path / "7").write_text("other")
+    assert await first.read() == await second.read()
+
+
+async def test_files_that_come_and_go_are_not_remembered(tmp_path: Path) -> None:
+    sensor = WorkspaceSensor(tmp_path)
+    empty = await sensor.read()
+    for build in range(5):
+        for n in range(100):
+            (tmp_path / f"{build}.{n}").touch()
+        assert await sensor.read() != empty
+        for n in range(100):
+            (tmp_path / f"{build}.{n}").unlink()
+    assert await sensor.read() == empty
+    assert len(sensor._seen.known) <= 64
+
+
 async def test_a_sensor_that_fails_says_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").write_text("gitdir: /nowhere")
     assert await WorkspaceSensor(tmp_path).read() is None

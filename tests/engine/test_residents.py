@@ -62,6 +62,28 @@ async def test_who_left_memory_is_told_the_same_as_who_stayed() -> None:
     assert many > few  # each had to be loaded, and to be given a driver, again
 
 
+async def test_a_long_session_is_read_no_further_back_than_its_context() -> None:
+    read: list[str] = []
+
+    async with stage(idle_bytes=0) as on:
+        sid = await on.new("long", run=long_step)
+        await talk(on, sid, 40)
+        asked = [m.text for m in on.requests[-1].messages]
+        await on.new()  # and it has left
+        blob = on.store.blob
+
+        async def counted(sha: str) -> bytes | None:
+            read.append(sha)
+            return await blob(sha)
+
+        on.store.blob = counted  # type: ignore[method-assign]
+        await talk(on, sid)
+        again = [m.text for m in on.requests[-1].messages]
+    assert len(again) == len(asked)
+    assert again[-3:-1] == ["message 39", f"40{LONG}"]
+    assert len(read) == len(set(read)) == 7
+
+
 async def test_a_session_that_is_larger_than_the_room_works() -> None:
     async with stage(idle_bytes=0) as on:
         sid = await on.new("long", run=long_step)

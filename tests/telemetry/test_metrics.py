@@ -26,6 +26,7 @@ from loopd_protocol import events as ev
 from loopd_protocol import policy_events as pe
 from loopd_protocol.events import EVENT_TYPES
 from loopd_protocol.holds import HOLD_KINDS, Degeneration, UserSuspend
+from loopd_protocol.retention_events import RetentionForgot
 from loopd_protocol.sources import Source, Trigger
 
 NOW = 1_795_338_000_000
@@ -56,7 +57,7 @@ class Sessions:
 
     def __call__(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
         self.asked.append(None if sids is None else set(sids))
-        return list(self.rows.values()) if sids is None else [self.rows[sid] for sid in sids]
+        return list(self.rows.values()) if sids is None else [self.rows[sid] for sid in sids if sid in self.rows]
 
     def put(self, row: PassiveRow) -> None:
         self.rows[row.sid] = row
@@ -116,6 +117,7 @@ LIFE = [
     ev.ProviderRetrying(n=1, attempt=1, cause="http_429", delay_ms=10),
     ev.SessionEnded(status="aborted_stuck", stop_reason="tool_repetition", rule="tool_repetition"),
     ev.DaemonStarted(version="1", boot="b", pid=1, epoch=7),
+    RetentionForgot(sids=("ses_old",), nums=(9,)),
 ]  # fmt: skip
 
 
@@ -315,6 +317,20 @@ def test_many_changed_sessions_are_not_left_for_one_scrape() -> None:
     found.render()
     found.committed(stored(LIFE[0], f"ses_{i}") for i in range(MARKED_MAX))
     assert sessions.asked == [None, set(sessions.rows)]
+
+
+def test_forgotten_sessions_are_not_shown_any_more() -> None:
+    sessions = Sessions(
+        row("ses_a", status="stopped", goal="active"), row("ses_b", goal="active", progress_ms=NOW - 7_000)
+    )
+    of = Metrics(version="1", now_ms=lambda: NOW, directory=sessions, gauges=Gauges, top_k=5)
+    assert value(of, "loopd_progress_age_seconds_max") == 7
+    del sessions.rows["ses_b"]
+    of.committed([stored(RetentionForgot(sids=("ses_b",), nums=(2,)), sid=None)])
+    assert value(of, "loopd_sessions", status="live") == 0
+    assert value(of, "loopd_sessions", status="stopped") == 1
+    assert value(of, "loopd_progress_age_seconds_max") == 0
+    assert b"ses_b" not in of.render()
 
 
 def test_barren_tokens_only_grow() -> None:
