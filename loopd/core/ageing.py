@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from loopd.core.progress import ProgressState
+from loopd.core.rules import RulesState
+from loopd.core.state import Session
 from loopd_protocol.retention_events import RetentionSwept
 
 
@@ -64,3 +68,24 @@ class Segment(NamedTuple):
     head_h: bytes
     sealed_ms: int
     deleted_ms: int | None
+
+
+def faded(session: Session) -> Session:
+    """What stays of the state of an ended session when the content of its events is deleted.
+
+    Settings and permissions stay, and what was counted: it could be resumed. What was said, and what rules
+    remember of what was said, goes.
+    """
+    goal, seen = session.goal, session.rules.progress
+    return replace(
+        session,
+        last_text="",
+        phase="",
+        goal=None if goal is None else replace(goal, text="", note=""),
+        relapses={},
+        rules=RulesState(
+            progress=ProgressState(last=seen.last, last_ms=seen.last_ms, human_ms=seen.human_ms)
+        ),
+        fingerprint="",
+        stops=replace(session.stops, checks=(), reason="", command="", signature="", fired=()),
+    )

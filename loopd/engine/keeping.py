@@ -16,6 +16,9 @@ class Upkept(Protocol):
     async def work_at_hand(self) -> Work | None:
         """What was begun and not finished, possibly by an earlier boot."""
 
+    async def fade(self, first: int, last: int) -> int:
+        """Take from projections of sessions with these numbers what they remember of deleted content."""
+
     async def due_content(self, cutoff_ms: int) -> tuple[int, int] | None:
         """The next range of events that are old enough, or None."""
 

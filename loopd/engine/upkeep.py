@@ -49,6 +49,7 @@ BLOB_SLACK_MS = DAY_MS
 FREE_PAGES_KEPT = 256
 PAGES_AT_ONCE = 128
 NUMBERS_AT_ONCE = 512
+FADED_AT_ONCE = 64
 ESTIMATE_EVENTS = 20_000
 LAST_TOLD = 20
 
@@ -136,6 +137,7 @@ class Upkeep:
                 await self._content(now - self._policy.content_ms, done)
                 if self._blobs_ms is None or now - self._blobs_ms >= BLOBS_EVERY_MS:
                     await self._kept(now - self._policy.content_ms, done)
+                    await self._faded()
                     await self._blobs(now - self._policy.content_ms - BLOB_SLACK_MS, now, done)
                     self._blobs_ms = now
             if self._policy.metadata_ms:
@@ -216,6 +218,14 @@ class Upkeep:
             for kept in page:
                 yield kept
             after = page[-1].num
+
+    async def _faded(self) -> None:
+        """States of ended sessions remember what was said last; so do the tables beside them."""
+        highest = await self._store.last_number()
+        for first in range(1, highest + 1, FADED_AT_ONCE):
+            begin = first
+            if await self._paced(lambda: self._store.fade(begin, begin + FADED_AT_ONCE - 1)):  # noqa: B023
+                self._deleted()
 
     # -- blobs --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loopd.core.ageing import Context, Kept, Protection, Segment, Work
-from loopd.store import disuse, segments, upkeep
+from loopd.store import disuse, fading, segments, upkeep
 from loopd.store.ledger import Ledger
 from loopd.store.reading import Reading
 from loopd_protocol.retention_events import RetentionDeleted, RetentionSealed, RetentionSwept
@@ -94,6 +94,13 @@ class Keeping(Reading):
                 work = Work(event=event, next=0, done=True)
             if await self._chore(upkeep.clear, num, found, work):
                 return work
+
+    async def fade(self, first: int, last: int) -> int:
+        """Take from projections of sessions with these numbers what they remember of deleted content."""
+        found = await self._read(fading.look, first, last)
+        if found.states or found.notes:
+            await self._chore(fading.carry_out, found)
+        return len(found.states) + len(found.notes)
 
     # -- blobs ----------------------------------------------------------------------------------
 

@@ -172,6 +172,51 @@ async def test_content_goes_after_its_age_and_metadata_and_chains_stay(tmp_path:
         assert (await at.tend(50))["content"] == 0
 
 
+async def test_the_state_of_an_ended_session_forgets_what_was_said_with_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    async with house(path) as at:
+        ended, living, held = (Story(n, at_ms=START) for n in (1, 2, 3))
+        for story in (ended, living, held):
+            await at.store.submit(story.created())
+            goal = ev.GoalChanged(
+                status="active", origin="user", text="find the secret", note="a secret note"
+            )
+            intent = ev.EffectIntent(id="f1", n=1, call="c", tool="bash", args_sha256="00", tool_class="exec")
+            outcome = ev.EffectOutcome(id="f1", outcome="failed", by="uid:1", note="a secret outcome")
+            await at.store.submit(story.tell(goal, intent, outcome, at_ms=day(0)))
+            await live_through(at.store, story, range(3), text="the secret is out")
+        for story in (ended, held):
+            await end(at.store, story, 4)
+        await hold(await at.upkeep(), "ses_3")
+        before = {sid: await at.store.load_session(sid) for sid in ("ses_1", "ses_2", "ses_3")}
+        assert all(b"secret" in msgspec.json.encode(state) for state in before.values())
+        await at.tend(20)
+        assert {sid: await at.store.load_session(sid) for sid in before} == before, "it is not old enough"
+        await at.tend(40)
+        after = {sid: await at.store.load_session(sid) for sid in before}
+        assert (after["ses_2"], after["ses_3"]) == (before["ses_2"], before["ses_3"])
+        left, whole = after["ses_1"], before["ses_1"]
+        assert left is not None
+        assert whole is not None
+        assert b"secret" not in msgspec.json.encode(left)
+        assert (left.ss, left.turns, left.spent, left.permits) == (
+            whole.ss, whole.turns, whole.spent, whole.permits,
+        )  # fmt: skip
+        with sql(path) as connection:
+            notes = connection.execute("SELECT sid, note FROM effect ORDER BY sid").fetchall()
+        assert notes == [(1, None), (2, "a secret outcome"), (3, "a secret outcome")], (
+            "a context needs its own"
+        )
+        await verified(at.store)
+        assert await at.store.fade(1, 100) == 0, "there is nothing left to be done"
+        resumed = ev.SessionResumed(run=2, by="uid:1")
+        again = Story(1, at_ms=day(41))
+        again.state = left
+        await at.store.submit(again.tell(resumed, at_ms=day(41)))
+        await live_through(at.store, again, range(42, 44))
+        await verified(at.store)
+
+
 async def test_nothing_is_deleted_when_the_policy_says_never(tmp_path: Path) -> None:
     async with house(tmp_path / "j.db") as at:
         story = Story(1, at_ms=START)
