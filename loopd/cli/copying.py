@@ -23,6 +23,17 @@ SUFFIXES = {"zip": ".zip", "html": ".html", "otlp-json": ".otlp.json", "ndjson":
 
 def export(run: Run) -> None:
     """Writes an archive, or a page, spans or lines made from one."""
+    try:
+        _export(run)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(
+            "invalid", f"cannot write {error.filename or run.args.file!r}: {error.strerror}"
+        ) from None
+
+
+def _export(run: Run) -> None:
     args = run.args
     if (args.sid is None) != args.all:
         raise Failure("usage", "which session? expected SID, or --all for the whole log")
@@ -70,6 +81,8 @@ def _fetch(run: Run, temporary: str) -> dict[str, Any]:
     for name in ("sid", "since", "until"):
         if getattr(args, name) is not None:
             command[name] = getattr(args, name)
+    if args.links:
+        command["links"] = True
     told = run.link.ask(command)
     offset: int | None = 0
     show = run.console.err.isatty()
@@ -114,7 +127,7 @@ def _offline(run: Run, temporary: str) -> dict[str, Any]:
             manifest = build(
                 connection,
                 identity.log_id,
-                Wanted(sid=sid, since=args.since, until=args.until),
+                Wanted(sid=sid, since=args.since, until=args.until, links=args.links),
                 Path(temporary),
                 Redactor(args.redact, key=key.read_bytes() if key.exists() else os.urandom(32)),
             )

@@ -258,8 +258,11 @@ def export_anchors(run: Run) -> None:
     if run.args.file is None or run.args.file == "-":
         sys.stdout.write(lines)
         return
-    with open(run.args.file, "a" if run.args.append else "w", encoding="utf-8") as out:
-        out.write(lines)
+    try:
+        with open(run.args.file, "a" if run.args.append else "w", encoding="utf-8") as out:
+            out.write(lines)
+    except OSError as error:
+        raise Failure("invalid", f"cannot write {run.args.file!r}: {error.strerror}") from None
     run.console.line(f"{len(found)} anchors, the last one at seq {found[-1]['seq'] if found else 0}")
 
 

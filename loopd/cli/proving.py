@@ -13,24 +13,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from loopd.cli.console import Console
     from loopd.cli.run import Run
 
 ANCHORS_AT_ONCE = 2_000
 """Anchors that go to a daemon in one frame; offline all of a file are compared."""
 
 TOLD_S = 1.0
+KEY_BYTES = 32
+FOUND_MAX = 100
 
 
 def verify(run: Run) -> int:
     """Proves that the journal is whole; exit code 1 when it is not."""
     args, console = run.args, run.console
     told = _Told(run)
+    trusted = _trusted(args.trust)
+    if trusted and args.anchors is None and not (args.sid or "").endswith(".zip"):
+        raise Failure("usage", "--trust is about a signature; expected FILE.zip or --anchors FILE beside it")
+    given = _given(args.anchors)
     if args.sid is not None and args.sid.endswith(".zip"):
-        proof = _archive(args, told)
+        proof = _archive(args, told, trusted, given)
     elif args.data is None:
         if args.anchor is not None:
             raise Failure("usage", "--anchor is compared with files; expected --data DIR beside it")
-        proof = _asked(run, told)
+        proof = _asked(run, told, given)
     else:
         from loopd.cli.offline import proof_of
 
@@ -39,16 +46,24 @@ def verify(run: Run) -> int:
             sid=args.sid,
             suspended_since=args.suspended_since,
             anchor=args.anchor,
-            anchors=_given(args.anchors),
+            anchors=given,
             progress=told,
         )
     told.over()
+    if trusted and given is not None:
+        from loopd.store.anchors import not_trusted
+
+        strange = list(not_trusted(given, trusted))
+        proof = {
+            **proof,
+            "ok": proof["ok"] and not strange,
+            "findings": [*proof["findings"], *strange[:FOUND_MAX]],
+        }
     good = bool(proof.get("ok"))
     if console.format != "table":
         console.json(proof)
         return OK if good else FAILED
-    whole = "the archive is whole" if proof.get("archive") else "the journal is whole"
-    console.line(console.styled(whole, "green") if good else console.styled("NOT WHOLE", "red"))
+    console.line(_verdict(console, proof))
     if proof.get("proof") and good:
         console.line(safe(_suspension(proof["proof"])))
     for finding in proof.get("findings") or []:
@@ -61,24 +76,111 @@ def verify(run: Run) -> int:
             for name, each in (proof.get("invariants") or {}).items()
         ]
         console.table(("", "INVARIANT", "CHECKED", "FOUND"), rows, flex=1)
-    console.pairs(
-        [
-            (name, value if isinstance(value, str) else _compact(value))
-            for name, value in proof.items()
-            if name not in {"ok", "findings", "notes", "invariants"} and value is not None
-        ]
-    )
+    console.pairs([(name.replace("_", " "), value) for name, value in _facts(proof)])
     return OK if good else FAILED
 
 
-def _asked(run: Run, told: _Told) -> dict[str, Any]:
+def _verdict(console: Console, proof: dict[str, Any]) -> str:
+    """One line: what is proven, or what is not."""
+    what = "archive" if proof.get("archive") else "journal"
+    checks = {finding.get("check") for finding in proof.get("findings") or ()}
+    if proof.get("ok"):
+        return console.styled(f"the {what} is whole", "green")
+    if checks == {"contract 3"}:
+        return console.styled(
+            f"NOT PROVEN (the {what} is whole, the suspension is not what was asked for)", "red"
+        )
+    if checks == {"signature"}:
+        return console.styled(
+            f"NOT TRUSTED (the {what} is whole, its signature is not what was asked for)", "red"
+        )
+    return console.styled("NOT WHOLE", "red")
+
+
+def _facts(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What was looked at, in words."""
+    for name, value in proof.items():
+        match name, value:
+            case (("ok" | "findings" | "notes" | "invariants" | "head"), _):
+                continue
+            case _, None:
+                continue
+            case "range", {"first": first, "last": last}:
+                yield name, f"seq {first} to {last}"
+            case "checked", {}:
+                yield name, ", ".join(f"{count:,} {what}" for what, count in value.items())
+            case "session", {"ss": ss}:
+                yield name, f"{ss:,} events, chain ends with {value.get('hash')}"
+            case "anchors", {}:
+                yield name, _anchored(value, proof, "stored beside the log")
+            case "anchors_given", {}:
+                yield "anchors elsewhere", _anchored(value, proof, "kept elsewhere")
+            case "signature", {}:
+                yield name, _signed(value)
+            case "links", {}:
+                yield name, _linked(value, proof)
+            case "head_hash", _:
+                yield name, f"{value} (seq {proof.get('head')})"
+            case "redaction", {"profile": profile}:
+                yield name, profile
+            case _:
+                yield name, value if isinstance(value, str) else _compact(value)
+
+
+def _anchored(found: dict[str, Any], proof: dict[str, Any], where: str) -> str:
+    """What a set of anchors says about the log."""
+    count = found.get("checked") or 0
+    if not count:
+        return f"none {where}"
+    words = f"{count:,} {where}"
+    if proof.get("archive") and not proof.get("links"):
+        words += f", {found.get('compared') or 0:,} of them at an event that is in the archive"
+        return words if found.get("compared") else f"{words}: they prove nothing about it"
+    if found.get("unsigned"):
+        words += f", {found['unsigned']:,} by a key that is not known here (only their hash was compared)"
+    if found.get("deleted"):
+        words += f", {found['deleted']:,} of events that retention has deleted"
+    agreed = found.get("agreed")
+    if agreed is None:
+        return f"{words}; none of them is in this log" if not found.get("deleted") else words
+    behind = max(0, int((proof.get("range") or {}).get("last") or 0) - agreed)
+    if proof.get("sid") or proof.get("archive"):
+        return f"{words}; the log is as it was up to seq {agreed}"
+    return f"{words}; the log is as it was up to seq {agreed}, {behind:,} events came after it"
+
+
+def _signed(found: dict[str, Any]) -> str:
+    """Whose archive it is."""
+    key = found.get("key")
+    match found.get("status"):
+        case "trusted":
+            return f"by key {key}, which you trust"
+        case "holds":
+            return f"by key {key}, which only the archive itself names; --trust KEY says whose it must be"
+        case "none":
+            return "none: whoever can write a file could have made all of it"
+        case other:
+            return f"{other}, key {key}"
+
+
+def _linked(found: dict[str, Any], proof: dict[str, Any]) -> str:
+    """How far an archive is tied to the log it was taken from."""
+    words = f"{found.get('foreign') or 0:,} events of others, seq {found.get('first')} to {found.get('last')}"
+    tied = found.get("tied_to")
+    if tied is None:
+        return f"{words}; no anchor is among them"
+    given = proof.get("anchors_given") or {}
+    kept = " that was kept elsewhere" if (given.get("agreed") or 0) >= tied else ""
+    return f"{words}; tied to the log by the anchor at seq {tied}{kept}"
+
+
+def _asked(run: Run, told: _Told, anchors: tuple[Any, ...] | None) -> dict[str, Any]:
     args = run.args
     command: dict[str, Any] = {"t": "verify"}
     if args.sid is not None:
         command["sid"] = args.sid
     if args.suspended_since is not None:
         command["suspended_since"] = args.suspended_since
-    anchors = _given(args.anchors)
     if anchors is not None:
         import msgspec
 
@@ -106,31 +208,44 @@ def _given(path: str | None) -> tuple[Any, ...] | None:
     except Refused as refused:
         raise Failure(refused.code, f"{path!r}: {refused.message}") from None
     if not found:
-        raise Failure("invalid", f"{path!r} holds no anchors; expected lines of `loopctl anchor export`")
+        raise Failure(
+            "invalid", f"{path!r} holds no anchors; expected what a webhook or `loopctl anchor export` told"
+        )
     return found
 
 
-def _archive(args: Any, told: Callable[[str, int, int], None]) -> dict[str, Any]:
+def _trusted(keys: list[str]) -> dict[str, bytes]:
+    if not keys:
+        return {}
+    from loopd.store.anchors import key_id
+
+    try:
+        raw = [bytes.fromhex(key) for key in keys]
+    except ValueError:
+        raw = []
+    if not raw or any(len(key) != KEY_BYTES for key in raw):
+        raise Failure("usage", "--trust expects a public key: 64 hex digits, see `loopctl anchor list`")
+    return {key_id(key): key for key in raw}
+
+
+def _archive(
+    args: Any,
+    told: Callable[[str, int, int], None],
+    trusted: dict[str, bytes],
+    given: tuple[Any, ...] | None,
+) -> dict[str, Any]:
     from pathlib import Path
 
-    from loopd.store.anchors import key_id
     from loopd.store.archive import Archive
     from loopd.store.archive_check import verify as verify_archive
     from loopd_protocol.errors import Refused
 
-    try:
-        trusted = [bytes.fromhex(key) for key in args.trust]
-    except ValueError:
-        raise Failure(
-            "usage", "--trust expects a public key: 64 hex digits, see `loopctl anchor list`"
-        ) from None
     path = Path(args.sid)
     if not path.is_file():
         raise Failure("not_found", f"no file {args.sid!r}; expected what `loopctl export` wrote")
     try:
         with Archive(path) as archive:
-            keys = {key_id(key): key for key in trusted}
-            proof = verify_archive(archive, keys=keys, given=_given(args.anchors), progress=told)
+            proof = verify_archive(archive, keys=trusted, given=given, progress=told)
     except Refused as refused:
         raise Failure(refused.code, refused.message) from None
     if trusted and proof["signature"].get("status") != "trusted":

@@ -213,6 +213,11 @@ def watch(parser: argparse.ArgumentParser) -> None:
         help="begin where the last run with this file ended, and keep it up to date",
     )
     arg.complete(cursor, **arg.FILE_COMPLETION)
+    parser.add_argument(
+        "--consumer",
+        metavar="NAME",
+        help="go on where this consumer is, with its selection, and acknowledge what was printed",
+    )
     parser.add_argument("-n", "--lines", dest="limit", type=arg.count, metavar="N", help="end after N events")
     parser.add_argument(
         "--reconnect",
@@ -245,7 +250,8 @@ def verify(parser: argparse.ArgumentParser) -> None:
     anchors = parser.add_argument(
         "--anchors",
         metavar="FILE",
-        help="anchors that were kept elsewhere (`anchor export`, or log lines): the log must still contain them",
+        help="anchors that were kept elsewhere (events of a webhook or a stream, `anchor export`, log lines): the "
+        "log must still contain them",
     )
     arg.complete(anchors, **arg.FILE_COMPLETION)
     data = parser.add_argument(
@@ -264,7 +270,7 @@ def verify(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="with FILE.zip: public key (hex) that must have signed it; repeatable",
+        help="public key (hex) that must have signed FILE.zip, or the anchors of --anchors; repeatable",
     )
 
 

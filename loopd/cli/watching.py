@@ -6,6 +6,7 @@ import os
 import time
 
 from loopd.cli.console import safe
+from loopd.cli.consuming import GONE, Consumer
 from loopd.cli.exits import Failure
 from loopd.cli.lines import flat, line
 from loopd.cli.standing import names_of
@@ -20,22 +21,40 @@ if TYPE_CHECKING:
 
 NO_END = "a stream has no end, and -o json prints one object; use -o ndjson"
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 5.0
-GONE = frozenset({"unavailable", "draining", "timeout"})
-"""Codes after which the daemon may come back."""
 
 
 def watch(run: Run) -> None:
-    """Print events until told to stop; keep the cursor file up to date after each of them."""
+    """Print events until told to stop; keep the cursor file, or the consumer, up to date behind them."""
     args, console = run.args, run.console
     if console.format == "json" and args.limit is None:
         raise Failure("usage", f"{NO_END}, or -n N")
     if args.after is not None and args.cursor_file:
         raise Failure("usage", "--after and --cursor-file both say where to begin; expected one of them")
+    if args.consumer and (args.after is not None or args.cursor_file):
+        raise Failure(
+            "usage", "a consumer has a place of its own; expected neither --after nor --cursor-file"
+        )
+    if args.consumer and (args.sid or args.kind):
+        raise Failure("usage", "a consumer has a selection of its own; expected neither sessions nor --kind")
     run.link.client(deltas=args.deltas)
     log, after = run.link.log, args.after
     if args.cursor_file:
         after = read_cursor(args.cursor_file, log, console.err.write)
+    consumer = Consumer(run, args.consumer) if args.consumer else None
+    if consumer is not None:
+        after, args.sid, args.kind = consumer.after, consumer.sids, consumer.kinds
     frames = lasting(run, log, after) if args.reconnect else _frames(run, log, after)
+    if consumer is None:
+        _print(run, frames, log, None)
+        return
+    try:
+        _print(run, consumer.passed(frames), log, consumer)
+    finally:
+        consumer.leave()
+
+
+def _print(run: Run, frames: Iterator[dict[str, Any]], log: str, consumer: Consumer | None) -> None:
+    args, console = run.args, run.console
     names = names_of(run, *args.sid)
     collected: list[dict[str, Any]] = []
     number = 0
@@ -52,6 +71,8 @@ def watch(run: Run) -> None:
             # Behind the output: an event may come twice after a crash, it is never left out.
             if args.cursor_file:
                 write_cursor(args.cursor_file, log, event["seq"])
+            if consumer is not None:
+                consumer.done(event["seq"])
         if number == args.limit:
             break
     if console.format == "json":
@@ -59,6 +80,8 @@ def watch(run: Run) -> None:
         console.flush()
         if args.cursor_file and collected:
             write_cursor(args.cursor_file, log, collected[-1]["seq"])
+        if consumer is not None and collected:
+            consumer.done(collected[-1]["seq"])
 
 
 def _frames(run: Run, log: str, after: int | None) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from loopd.bus import Bus
 from loopd.config import Config
 from loopd.core.redactor import Redactor
-from loopd.daemon.anchoring import Anchoring
+from loopd.daemon.anchoring import Anchoring, Tell
 from loopd.engine.copies import Spool
 from loopd.engine.forensic_desk import ForensicDesk
 from loopd.engine.forensic_ports import ForensicStore
@@ -50,7 +50,7 @@ class Forensics:
         self._data = data
         self._config = config
         self._store = store
-        self._clock = clock
+        self._tell: Tell | None = None
         if config.anchors.enabled:
             store.signer = Signer.of_folder(data)
         self.anchoring = Anchoring(
@@ -88,14 +88,26 @@ class Forensics:
         return Redactor(profile, key=redaction_key(self._data), patterns=self._config.redaction.patterns)
 
     async def export(
-        self, sid: str | None, since: int | None, until: int | None, target: Path, redactor: Redactor
+        self,
+        sid: str | None,
+        target: Path,
+        redactor: Redactor,
+        *,
+        since: int | None,
+        until: int | None,
+        links: bool,
     ) -> dict[str, Any]:
-        """Write an archive; returns its manifest."""
-        return await self._store.export(Wanted(sid=sid, since=since, until=until), target, redactor)
+        """Write an archive; returns its manifest. Links need an anchor behind the session, so one is made."""
+        if links and self._tell is not None:
+            await self.anchoring.sign(self._tell)
+        return await self._store.export(
+            Wanted(sid=sid, since=since, until=until, links=links), target, redactor
+        )
 
     def desk(self, router: Router, queries: Queries) -> ForensicDesk:
         """What carries out the commands; proves that the rooms fit the engine's ports."""
         store: ForensicStore = self._store
+        self._tell = router.say
         return ForensicDesk(
             router,
             queries,

@@ -279,7 +279,12 @@ class ForensicDesk:
         place = self._spool.begin(caller.principal)
         try:
             manifest = await self._archivist.export(
-                sid, command.since, command.until, place.path, self._redactor(command.redact)
+                sid,
+                place.path,
+                self._redactor(command.redact),
+                since=command.since,
+                until=command.until,
+                links=command.links,
             )
             digest, size = await anyio.to_thread.run_sync(_digest, place)
         except BaseException:

@@ -124,6 +124,13 @@ class Archivist(Protocol):
     """Writes archives."""
 
     async def export(
-        self, sid: str | None, since: int | None, until: int | None, target: Path, redactor: Redactor
+        self,
+        sid: str | None,
+        target: Path,
+        redactor: Redactor,
+        *,
+        since: int | None,
+        until: int | None,
+        links: bool,
     ) -> dict[str, Any]:
         """Write an archive; returns its manifest."""

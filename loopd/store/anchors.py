@@ -298,14 +298,19 @@ def _against_log(
         findings.add("anchor", f"seq {anchor.seq} was anchored and is missing{ends}", seq=anchor.seq)
         return False
     if row[0].hex() != anchor.h.lower():
-        since = f"behind seq {agreed}, the last anchor that agrees," if agreed else "from its beginning on"
-        what = (
-            f"seq {anchor.seq} has hash {row[0].hex()}; the anchor of {stamp(anchor.at_ms)} has {anchor.h}: "
-            f"the log was written anew {since} at or before seq {anchor.seq}"
-        )
+        what = written_anew(anchor, row[0].hex(), agreed)
         findings.add("anchor", what, seq=anchor.seq, after=agreed)
         return False
     return True
+
+
+def written_anew(anchor: Anchor, found: str, agreed: int) -> str:
+    """What it means that an event has another hash than its anchor, when `agreed` is the last anchor that fits."""
+    since = f"behind seq {agreed}, the last anchor that agrees," if agreed else "from its beginning on,"
+    return (
+        f"seq {anchor.seq} has hash {found}; the anchor of {stamp(anchor.at_ms)} has {anchor.h}: "
+        f"the log was written anew {since} at or before seq {anchor.seq}"
+    )
 
 
 def stamp(at_ms: int) -> str:

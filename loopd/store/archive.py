@@ -1,11 +1,13 @@
 """Archives that `loopd.store.export` wrote, opened.
 
-An archive comes from elsewhere: its names, sizes and numbers are checked before anything is made of them.
+An archive comes from elsewhere, perhaps from somebody who means harm: its names, sizes, shapes and numbers are checked
+before anything is made of them. What it says of itself in `shapes` is checked there.
 """
 
 from __future__ import annotations
 
 import base64
+import lzma
 import re
 import zipfile
 import zlib
@@ -17,25 +19,28 @@ from typing import Any, Self
 import msgspec
 
 from loopd.store import export
-from loopd.store.rows import ROW_COLUMNS, Row
-from loopd.store.statements import Table
+from loopd.store.archive_shapes import SHAPES, Manifest
+from loopd.store.rows import Row
 from loopd_protocol.errors import Refused
 
 UNPACKED_MAX = 64 << 30
+UNPACKED_ALWAYS = 64 << 20
+RATIO_MAX = 100
+"""Real archives unpack to some ten times their size: hashes do not compress. A bomb unpacks to a thousand times."""
 LINE_MAX = 64 << 20
-BROKEN = (zipfile.BadZipFile, zlib.error, KeyError, OSError, EOFError, NotImplementedError, RuntimeError)
-"""What a damaged zip may raise."""
+BLOB_MAX = 64 << 20
+BROKEN = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, KeyError, OSError, EOFError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What a damaged zip may raise; `RecursionError`, which JSON that is too deep raises, is one of the last."""
 SMALL_MAX = 64 << 20
-ROWS_AT_ONCE = 512
 _BLOB_NAME = re.compile(r"blobs/[0-9a-f]{64}")
 _NAMES = frozenset(
     {
         export.MANIFEST, export.SIGNATURE, export.JOURNAL, export.SESSIONS, export.BOOTS, export.ANCHORS,
-        "README.txt",
+        export.LINKS, "README.txt",
     }
 )  # fmt: skip
-_JOURNAL = Table("journal", ROW_COLUMNS)
-_BLOB = Table("blob", ("sha", "at_ms", "used_ms", "codec", "len", "data"), ("sha",), "NOTHING")
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -112,8 +117,11 @@ class Archive:
                 raise Refused(
                     "invalid", f"{str(path)!r} holds {strange[:3] or 'a name twice'}; expected an export"
                 )
-            if sum(info.file_size for info in infos) > UNPACKED_MAX:
-                raise Refused("invalid", f"{str(path)!r} unpacks to over {UNPACKED_MAX} bytes")
+            unpacked, most = sum(info.file_size for info in infos), _most(path.stat().st_size)
+            if unpacked > most:
+                raise Refused(
+                    "invalid", f"{str(path)!r} unpacks to {unpacked} bytes; at most {most} are expected"
+                )
             self.manifest_bytes = self._small(export.MANIFEST)
             self.manifest: dict[str, Any] = msgspec.json.decode(self.manifest_bytes, type=dict[str, Any])
         except (*BROKEN, msgspec.MsgspecError, ValueError) as error:
@@ -121,6 +129,10 @@ class Archive:
         if self.manifest.get("format") != export.NAME or self.manifest.get("v") != export.FORMAT:
             found = f"{self.manifest.get('format')!r} {self.manifest.get('v')!r}"
             raise Refused("invalid", f"{str(path)!r} is {found}; expected {export.NAME!r} {export.FORMAT}")
+        try:
+            msgspec.convert(self.manifest, Manifest)
+        except msgspec.MsgspecError as error:
+            raise Refused("invalid", f"{str(path)!r}, {export.MANIFEST}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +164,7 @@ class Archive:
             try:
                 line = _decode_line(text)
                 yield line.row(), line.redacted
-            except (msgspec.MsgspecError, ValueError) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise Refused("corrupt", f"{export.JOURNAL}, line {number}: {error}") from error
 
     def lines(self, name: str) -> Iterator[bytes]:
@@ -167,8 +179,25 @@ class Archive:
             raise Refused("corrupt", f"{name} cannot be read: {error}") from error
 
     def values(self, name: str) -> list[dict[str, Any]]:
-        """A small file of JSON lines."""
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in self._small(name).splitlines()]
+        """A small file of JSON lines, of the shape that is expected of it.
+
+        Raises:
+            Refused: `corrupt`, naming the line.
+        """
+        found: list[dict[str, Any]] = []
+        shape = SHAPES[name]
+        for number, line in enumerate(self._small(name).splitlines(), 1):
+            try:
+                value = msgspec.json.decode(line, type=dict[str, Any])
+                msgspec.convert(value, shape)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise Refused("corrupt", f"{name}, line {number}: {error}") from error
+            found.append(value)
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return name in self._zip.namelist()
 
     def blob_names(self) -> list[str]:
         """Digests (hex) of the content in it."""
@@ -177,8 +206,12 @@ class Archive:
         ]
 
     def blob(self, sha: str) -> bytes:
-        """Content by its name."""
-        return self._zip.read(f"{export.BLOBS}{sha}")
+        """Content by its name.
+
+        Raises:
+            Refused: `corrupt` when it is larger than any content is.
+        """
+        return self._small(f"{export.BLOBS}{sha}", BLOB_MAX, "corrupt")
 
     def digest_of(self, name: str) -> tuple[str, int]:
         """SHA-256 and size of a file in it."""
@@ -189,9 +222,10 @@ class Archive:
                 size += len(piece)
         return found.hexdigest(), size
 
-    def _small(self, name: str) -> bytes:
-        if self._zip.getinfo(name).file_size > SMALL_MAX:
-            raise Refused("invalid", f"{name} is over {SMALL_MAX} bytes")
+    def _small(self, name: str, most: int = SMALL_MAX, code: str = "invalid") -> bytes:
+        size = self._zip.getinfo(name).file_size
+        if size > most:
+            raise Refused(code, f"{name} has {size} bytes; at most {most} are expected")
         return self._zip.read(name)
 
     def signature(self) -> dict[str, Any] | None:
@@ -200,3 +234,7 @@ class Archive:
             return msgspec.json.decode(self._small(export.SIGNATURE), type=dict[str, Any])
         except (*BROKEN, msgspec.MsgspecError, ValueError):
             return None
+
+
+def _most(size: int) -> int:
+    return min(UNPACKED_MAX, max(UNPACKED_ALWAYS, RATIO_MAX * size))

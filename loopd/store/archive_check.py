@@ -14,6 +14,7 @@ from loopd import __version__
 from loopd.store import anchors, chain, export
 from loopd.store.anchors import Anchor
 from loopd.store.archive import BROKEN, Archive
+from loopd.store.archive_links import Links
 from loopd.store.invariants import SessionInvariants
 from loopd.store.request import Findings
 from loopd.store.rows import Row
@@ -42,9 +43,9 @@ def verify(
     check = _Check(archive, findings, progress)
     check.files()
     signature = _signature(archive, dict(keys or {}), findings)
-    check.run()
-    blobs = check.blobs()
     kept = [msgspec.convert(value, Anchor) for value in _values(archive, export.ANCHORS, findings)]
+    check.run({anchor.seq for anchor in (*kept, *(given or ()))})
+    blobs = check.blobs()
     trusted = dict(keys or {})
     if signature.get("public"):
         trusted.setdefault(str(signature["key"]), bytes.fromhex(str(signature["public"])))
@@ -64,6 +65,8 @@ def verify(
     }
     if given is not None:
         result["anchors_given"] = check.anchors(list(given), trusted)
+    if check.links is not None:
+        result["links"] = check.tied()
     result["invariants"] = findings.invariants()
     result["findings"] = findings.listed
     if findings.total > len(findings.listed):
@@ -75,7 +78,10 @@ def verify(
 def _values(archive: Archive, name: str, findings: Findings) -> list[dict[str, Any]]:
     try:
         return archive.values(name)
-    except (*BROKEN, msgspec.MsgspecError, ValueError) as error:
+    except Refused as refused:
+        findings.add("file", refused.message, file=name)
+        return []
+    except BROKEN as error:
         findings.add("file", f"{name} cannot be read: {error}")
         return []
 
@@ -115,6 +121,9 @@ class _Check:
         self.events = 0
         self.last: Row | None = None
         self.hashes: dict[int, str] = {}
+        self.agreed: set[int] = set()
+        self.links: Links | None = None
+        self._anchored: set[int] = set()
         self.sessions: dict[int, _Session] = {}
         self._named: set[bytes] = set()
         self._redacts = (archive.manifest.get("redaction") or {}).get("profile") != "none"
@@ -136,19 +145,23 @@ class _Check:
             if f"{export.BLOBS}{sha}" not in listed:
                 self._findings.add("file", f"blob {sha} is not in the manifest", file=f"{export.BLOBS}{sha}")
 
-    def run(self) -> None:
-        """All rows: chains, contiguity, invariants, heads, counts."""
+    def run(self, anchored: set[int]) -> None:
+        """All rows: chains, contiguity, invariants, heads, counts; the hashes of anchored events are remembered."""
         manifest, findings = self._archive.manifest, self._findings
+        self._anchored = anchored
         whole_log = manifest.get("scope") == "log"
         previous = bytes.fromhex(manifest.get("previous_hash") or "") if whole_log else b""
         expected = int((manifest.get("range") or {}).get("first") or 0)
         total = int((manifest.get("counts") or {}).get("events") or 0)
         for said in _values(self._archive, export.SESSIONS, findings):
-            try:
-                self.sessions[int(said["num"])] = _Session(self._archive.log, said, findings)
-            except (KeyError, TypeError, ValueError) as error:
-                message = f"{export.SESSIONS}: a session cannot be read: {type(error).__name__}: {error}"
-                raise Refused("corrupt", message) from error
+            if said["num"] in self.sessions:
+                findings.add("file", f"session number {said['num']} is listed twice", file=export.SESSIONS)
+            self.sessions[said["num"]] = _Session(self._archive.log, said, findings)
+        if manifest.get("links") is not None:
+            lines = self._archive.lines(export.LINKS) if self._archive.has(export.LINKS) else iter(())
+            self.links = Links(manifest["links"], lines, set(self.sessions), anchored, self._unlinked)
+        elif self._archive.has(export.LINKS):
+            findings.add("links", "there are links that the manifest does not speak of", file=export.LINKS)
         if whole_log and expected == 1 and previous != chain.log_genesis(self._archive.log):
             findings.add("chain", "the chain does not begin with the log's identity", seq=1)
         epoch = 0
@@ -170,9 +183,14 @@ class _Check:
                     findings.add("I7", f"epoch {row.epoch} after epoch {epoch}", **where)
                 epoch = max(epoch, row.epoch)
                 self._row(row, where)
+                if self.links is not None:
+                    self.links.see(row)
                 self.last = row
                 if self.events % 4_096 == 0:
                     self._progress("events", self.events, total)
+            if self.links is not None:
+                self.links.finish()
+                self.hashes |= self.links.hashes
         except Refused as refused:
             findings.add("file", refused.message, file=export.JOURNAL)
         self._ends(total)
@@ -182,7 +200,7 @@ class _Check:
             self._named.add(row.blob)
         if row.body_sha is not None and row.body is not None and not self._redacts and row.oddities():
             self._findings.add("row", "a body was replaced in an archive without redaction", **where)
-        if len(self.hashes) < 1_000_000:
+        if row.seq in self._anchored:
             self.hashes[row.seq] = row.h.hex()
         if row.sid is None:
             return
@@ -212,6 +230,9 @@ class _Check:
             except BROKEN as error:
                 self._findings.add("blob", f"blob {sha} cannot be read: {error}")
                 continue
+            except Refused as refused:
+                self._findings.add("blob", refused.message)
+                continue
             if not self._redacts and sha256(data).hexdigest() != sha:
                 self._findings.add("blob", f"blob {sha} does not match its digest")
         counts = self._archive.manifest.get("counts") or {}
@@ -222,14 +243,13 @@ class _Check:
         return len(names)
 
     def anchors(self, kept: list[Anchor], keys: Mapping[str, bytes]) -> dict[str, Any]:
-        """Anchors against the rows that are there."""
-        unsigned = compared = 0
-        for anchor in kept:
+        """Anchors against the rows that are there, and against what links say of the others."""
+        unsigned = compared = agreed = 0
+        for anchor in sorted(kept, key=lambda anchor: anchor.seq):
             public = keys.get(anchor.key)
-            signature = base64.b64decode(anchor.sig)
             if public is None:
                 unsigned += 1
-            elif not anchors.signature_holds(public, signature, anchor.signed()):
+            elif not anchors.signature_fits(anchor, public):
                 self._findings.add(
                     "anchor", f"the signature of the anchor at seq {anchor.seq} is wrong", seq=anchor.seq
                 )
@@ -239,13 +259,28 @@ class _Check:
                 self._findings.add("anchor", f"the anchor is of log {anchor.log!r}", seq=anchor.seq)
             elif found is not None:
                 compared += 1
-                if found != anchor.h.lower():
-                    self._findings.add(
-                        "anchor",
-                        f"seq {anchor.seq} has hash {found}; the anchor has {anchor.h}",
-                        seq=anchor.seq,
-                    )
-        return {"checked": len(kept), "compared": compared, "unsigned": unsigned}
+                if found == anchor.h.lower():
+                    agreed = anchor.seq
+                    self.agreed.add(anchor.seq)
+                else:
+                    what = anchors.written_anew(anchor, found, agreed)
+                    self._findings.add("anchor", what, seq=anchor.seq, after=agreed)
+        return {"checked": len(kept), "compared": compared, "agreed": agreed or None, "unsigned": unsigned}
+
+    def _unlinked(self, what: str, seq: int) -> None:
+        self._findings.add("links", what, seq=seq)
+
+    def tied(self) -> dict[str, Any]:
+        """What the links came to: `tied_to` is the last anchor that agrees with them, if any does."""
+        assert self.links is not None
+        links = self.links
+        within = [seq for seq in self.agreed if links.first <= seq <= links.last and not links.broken]
+        return {
+            "first": links.first,
+            "last": links.last,
+            "foreign": links.count,
+            "tied_to": max(within, default=None),
+        }
 
 
 class _Session:
@@ -255,11 +290,11 @@ class _Session:
         self._last_ss = int(said["last"]["ss"])
         self._head = str(said["head_hash"])
         self._findings = findings
-        self._sid = str(said["sid"])
+        self._sid, self._num = str(said["sid"]), int(said["num"])
         self._ss = int(said["first"]["ss"]) - 1
         self._previous = bytes.fromhex(said["previous_hash"])
         self._invariants = SessionInvariants(self._sid, findings.add, findings.looked)
-        if self._ss == 0 and self._previous != chain.session_genesis(log, int(said["num"])):
+        if self._ss == 0 and self._previous != chain.session_genesis(log, self._num):
             findings.add("session chain", "the chain does not begin with the session", sid=self._sid)
         if self._ss:
             self._invariants.unseen("", None, 0)
@@ -280,10 +315,16 @@ class _Session:
             return
         try:
             event = msgspec.json.decode(row.body, type=kind)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
             self._invariants.unseen(row.kind, row.turn, row.boot)
             return
+        if isinstance(event, ev.SessionCreated) and row.ss == 1:
+            told, listed = (event.sid, event.num), (self._sid, self._num)
+            if told != listed:
+                findings.add(
+                    "session", f"the session is listed as {listed}; its first event says {told}", **where
+                )
         self._invariants.see(row.seq, row.ss, row.boot, event)
 
     def finish(self) -> None:

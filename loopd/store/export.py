@@ -27,8 +27,10 @@ from loopd.core.evolution import DERIVATION
 from loopd.core.redactor import Redactor
 from loopd.store import anchors, chain
 from loopd.store.anchors import Signer
+from loopd.store.archive_links import end_of, foreign
 from loopd.store.content import unpacked
 from loopd.store.extent import Wanted, rows_of
+from loopd.store.past import number_of
 from loopd.store.rows import PAGE_ROWS, Row
 from loopd_protocol.errors import Refused
 
@@ -36,6 +38,7 @@ FORMAT = 1
 NAME = "loopd.export"
 MANIFEST, SIGNATURE, JOURNAL = "manifest.json", "manifest.sig", "journal.ndjson"
 SESSIONS, BOOTS, ANCHORS = "sessions.ndjson", "boots.ndjson", "anchors.ndjson"
+LINKS = "links.ndjson"
 BLOBS = "blobs/"
 SIGNED = b"loopd export 1\n"
 _HEX = re.compile(rb"[0-9a-f]{64}")
@@ -124,9 +127,12 @@ class _Builder:
         first: Row | None = None
         last: Row | None = None
         count = 0
+        end = self._end()
         journal = _Entry(self._archive, JOURNAL, self._files)
         try:
             for row in rows_of(self._connection, self._wanted, self._stopped):
+                if end is not None and row.seq > end[0]:
+                    break
                 first = first or row
                 last = row
                 count += 1
@@ -140,7 +146,9 @@ class _Builder:
         sessions = self._sessions()
         self._lines(SESSIONS, sessions)
         self._lines(BOOTS, self._boot_rows())
-        kept = self._anchors(first.seq, last.seq) if self._wanted.sid is None else []
+        links = None if end is None else self._links(first, *end)
+        reach = last.seq if end is None else end[0]
+        kept = self._anchors(first.seq, reach) if self._wanted.sid is None or links is not None else []
         self._lines(ANCHORS, kept)
         blobs, withheld, gone = self._blobs()
         manifest: dict[str, Any] = {
@@ -171,6 +179,8 @@ class _Builder:
             "redaction": {"profile": self._redactor.profile},
             "files": self._files,
         }
+        if links is not None:
+            manifest["links"] = links
         if signer is not None:
             manifest["key"] = signer.key
         body = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
@@ -185,6 +195,39 @@ class _Builder:
             self._put(SIGNATURE, msgspec.json.encode(proof) + b"\n")
         self._put("README.txt", README.encode())
         return manifest
+
+    def _end(self) -> tuple[int, int | None] | None:
+        """Where links end, if they are wanted.
+
+        Raises:
+            Refused: `invalid` when they would say nothing.
+        """
+        wanted = self._wanted
+        if not wanted.links:
+            return None
+        if wanted.sid is None or wanted.until is not None:
+            what = (
+                "the whole log, which is linked already"
+                if wanted.sid is None
+                else "a part that ends before the session"
+            )
+            raise Refused(
+                "invalid", f"links for {what}; expected a session up to its last event", path="$.links"
+            )
+        return end_of(self._connection, number_of(self._connection, wanted.sid))
+
+    def _links(self, first: Row, end: int, tied: int | None) -> dict[str, Any]:
+        assert first.sid is not None
+        entry = _Entry(self._archive, LINKS, self._files)
+        count = 0
+        try:
+            for link in foreign(self._connection, first.sid, first.seq, end, self._stopped):
+                entry.line(link)
+                count += 1
+        finally:
+            entry.close()
+        previous = self._before(first).hex()
+        return {"first": first.seq, "last": end, "previous_hash": previous, "foreign": count, "anchor": tied}
 
     # -- rows -------------------------------------------------------------------------------------
 

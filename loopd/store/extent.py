@@ -14,11 +14,15 @@ from loopd_protocol.errors import Refused
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to export: one session (`sid`) or all; only events from `since` to before `until`."""
+    """What to export: one session (`sid`) or all; only events from `since` to before `until`.
+
+    With `links` an archive of one session also carries what ties it to the log; see `loopd.store.archive_links`.
+    """
 
     sid: str | None = None
     since: int | None = None
     until: int | None = None
+    links: bool = False
 
 
 def rows_of(connection: sqlite3.Connection, wanted: Wanted, stopped: Callable[[], bool]) -> Iterator[Row]:

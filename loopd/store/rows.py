@@ -66,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
         assert self.body is not None
         try:
             return after_retention(self.kind, self.body) == self.body
-        except (msgspec.MsgspecError, AttributeError, TypeError):
+        except (msgspec.MsgspecError, AttributeError, TypeError, RecursionError):
             return False
 
     def digest(self) -> bytes:
@@ -103,6 +103,17 @@ def session_page(connection: sqlite3.Connection, num: int, after: int) -> list[R
     ]
 
 
+def row_page(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
+    """At most `limit` rows of the log behind `after`, in order of `seq`."""
+    return [
+        Row(*values)
+        for values in connection.execute(
+            f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
+            (after, limit),
+        )
+    ]
+
+
 def tail(connection: sqlite3.Connection, limit: int) -> list[Row]:
     """The last rows of the log, in order of `seq`."""
     rows = connection.execute(f"SELECT {_ROW} FROM journal ORDER BY seq DESC LIMIT ?", (limit,))  # noqa: S608  (constants)
@@ -113,13 +124,7 @@ def pages_of_log(connection: sqlite3.Connection) -> Iterator[list[Row]]:
     """All rows in order of `seq`, in pages of at most `PAGE_ROWS`."""
     after = -1
     while True:
-        page = [
-            Row(*values)
-            for values in connection.execute(
-                f"SELECT {_ROW} FROM journal WHERE seq > ? ORDER BY seq LIMIT ?",  # noqa: S608  (constants)
-                (after, PAGE_ROWS),
-            )
-        ]
+        page = row_page(connection, after, PAGE_ROWS)
         yield page
         if len(page) < PAGE_ROWS:
             return

@@ -93,12 +93,14 @@ class ExportOpen(Command, frozen=True, kw_only=True, tag="export.open"):
     Attributes:
         since, until: moments; only events from the one to before the other.
         redact: profile by which secrets or all content are replaced.
+        links: also what ties the session to the log: hashed metadata of the events in between, of others too.
     """
 
     sid: SessionRef | None = None
     since: AtMs | None = None
     until: AtMs | None = None
     redact: Redaction = "none"
+    links: bool = False
 
 
 class ExportRead(Command, frozen=True, kw_only=True, tag="export.read"):

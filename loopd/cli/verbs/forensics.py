@@ -103,6 +103,12 @@ def _export(parser: argparse.ArgumentParser) -> None:
         help="only events from then on: 8h, 18:00, 'yesterday 09:00'",
     )
     parser.add_argument("--until", type=arg.past, metavar="WHEN", help="only events before then")
+    parser.add_argument(
+        "--links",
+        action="store_true",
+        help="also what ties the session to the log and its anchors; this tells when other sessions did something, "
+        "and of what kind",
+    )
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     data = parser.add_argument(
         "--data", metavar="DIR", help="read this data folder instead of asking a daemon"

@@ -25,6 +25,7 @@ VERBS: dict[str, Verb] = {
         sign.watch,
         "loopctl watch -k 'gate.*' -k 'degeneration.*'",
         "loopctl watch --cursor-file seen.json --reconnect -o ndjson",
+        "loopctl watch --consumer warehouse --reconnect -o ndjson",
     ),
     "wait": Verb(
         "wait for a state",
