@@ -65,7 +65,7 @@ def consumer_name(parser: argparse.ArgumentParser) -> None:
 def webhook_create(parser: argparse.ArgumentParser) -> None:
     """`loopctl webhook create`."""
     _name(parser, "webhook")
-    parser.add_argument("url", metavar="URL", help="where events are POSTed")
+    parser.add_argument("address", metavar="URL", help="where events are POSTed")
     _kinds(parser, "what operators want to hear of")
     parser.add_argument(
         "-l",
@@ -170,7 +170,7 @@ def create_webhook(run: Run) -> None:
     command: dict[str, Any] = {
         "t": "webhook.create",
         "name": args.name,
-        "url": args.url,
+        "url": args.address,
         "format": args.format,
     }
     command |= {"kinds": args.kind} if args.kind else {}

@@ -660,3 +660,10 @@ def test_words_without_quotes_change_nothing_and_are_shown_with_quotes(
 
 def test_a_label_that_nobody_has_is_said_to_select_nobody(stage: Stage) -> None:
     assert stage.ctl("suspend", "-l", "no=such").out == "no session is selected, nothing is suspended\n"
+
+
+def test_a_webhook_is_made_listed_and_forgotten(stage: Stage) -> None:
+    made = stage.ctl("webhook", "create", "unit-hook", "http://127.0.0.1:9/in", "--format", "ntfy")
+    assert (made.code, made.err) == (0, "")
+    assert "http://127.0.0.1:9/in" in stage.ctl("webhook", "list").out
+    assert stage.ctl("webhook", "delete", "unit-hook").code == 0

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd import __version__
-from loopd.cli.arguments import HOLDS, hold, label, setting
+from loopd.cli.arguments import HOLDS, common, hold, label, setting
 from loopd.cli.exits import Failure
-from loopd.cli.operator import find_verb, leaf_parser, whole_parser
+from loopd.cli.operator import Parser, find_verb, leaf_parser, whole_parser
 from loopd.cli.verbs import GROUPS, VERBS
 from loopd_protocol.commands import COMMAND_TYPES, MUTATING, ONE_BY_ONE, ForMany
 from loopd_protocol.errors import ERRORS
@@ -279,3 +279,13 @@ def test_status_imports_little() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_no_argument_of_a_verb_is_taken_for_an_option_of_every_verb(name: str) -> None:
+    everywhere = Parser(add_help=False)
+    common(everywhere)
+    shared = {action.dest for action in everywhere._actions}
+    own = Parser(add_help=False)
+    VERBS[name].configure(own)
+    assert shared & {action.dest for action in own._actions} == set()
