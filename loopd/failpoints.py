@@ -16,6 +16,7 @@ nobody knows), `maintenance.entered`, `drain.begun`.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -25,6 +26,8 @@ import time
 from collections.abc import Iterable
 
 from loopd_protocol.errors import Refused
+
+logger = logging.getLogger("loopd")
 
 POINTS: tuple[str, ...] = (
     "boot.opened",
@@ -121,6 +124,8 @@ def hit(name: str, details: Iterable[str] = ()) -> None:
 
 
 def _carry_out(name: str, action: str) -> None:
+    if action != "kill":
+        logger.warning("fail-point %s: %s", name, action)
     match action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -33,6 +33,11 @@ READY_S = 180.0  # of a machine that does other things as well
 LIFE = 5
 """Starts of one data folder; then a new one, so that examining stays quick."""
 
+AGAIN_S = 20
+"""How long a daemon may take to notice that there is room again, on a machine that does other things as well."""
+
+FIRED = b"fail-point "
+
 WAIT_S = 6.0
 """How long a fail-point may take to be reached; then the daemon is killed all the same."""
 
@@ -44,6 +49,11 @@ crash_loop_boots = 0
 unstable_boots = 0
 [drain]
 budget_ms = 500
+[drivers.chat]
+connect_s = 5
+first_s = 5
+silence_s = 5
+tool_timeout_s = 10
 """
 
 
@@ -81,6 +91,7 @@ class Lane:
         self.hands: list[Hand] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.err = root / f"{name}.stderr"
+        self._err_from = 0
         self.endpoint: Endpoint
         self.model = Model(name, self.dice)
 
@@ -182,6 +193,7 @@ class Lane:
                 result.word = "no compiler"
                 return result
             env |= {"LD_PRELOAD": str(found), "LOOPD_FAULT_CTL": str(self.folder / "fault")}
+        self._err_from = self.err.stat().st_size if self.err.exists() else 0
         self.process = process = self._spawn(env)
         try:
             if await self._ready(process):
@@ -259,6 +271,8 @@ class Lane:
                 result.reached = process.poll() is None
             case "disk":
                 await self._full_disk(process, fault, result, receive)
+            case "fails":
+                await self._failing(process, fault, result, receive)
             case _:  # the files of a daemon that stands still are copied and damaged
                 await self._ticks(receive, fault.after, process)
                 await self._damaged(process, fault, result)
@@ -279,11 +293,36 @@ class Lane:
         result.reached = True
         if fault.detail != "ENOSPC":
             return  # an fsync that failed once is never trusted again: it needs a new start
-        with anyio.move_on_after(15) as patience:
+        await self._ready_again(result)
+
+    async def _ready_again(self, result: Result) -> None:
+        with anyio.move_on_after(AGAIN_S) as patience:
             while not await self._is_ready():  # noqa: ASYNC110  (the other side is a process)
                 await anyio.sleep(0.2)
         if patience.cancelled_caught:
-            result.wrong.append("15 s after there was room again it is not ready")
+            result.wrong.append(f"{AGAIN_S} s after there was room again it is not ready")
+
+    async def _failing(
+        self,
+        process: subprocess.Popen[bytes],
+        fault: Fault,
+        result: Result,
+        receive: anyio.abc.ObjectReceiveStream[int],
+    ) -> None:
+        """One error at one point: it lives on, says what it takes, and goes on by itself if the disk was full."""
+        with anyio.move_on_after(self.wait_s):
+            while not result.reached:
+                await receive.receive()
+                result.reached = self._fired()
+        broken = result.reached and fault.detail.startswith("EIO commit")
+        await self._alive(process, result, f"after {fault.detail}", reasons=broken)
+        if "EIO" in fault.detail:
+            return  # an fsync that failed once is never trusted again: it needs a new start
+        await self._ready_again(result)
+
+    def _fired(self) -> bool:
+        """Whether the fail-point of this life was reached: the daemon says so on standard error."""
+        return FIRED in self.err.read_bytes()[self._err_from :]
 
     async def _damaged(self, process: subprocess.Popen[bytes], fault: Fault, result: Result) -> None:
         process.send_signal(signal.SIGSTOP)
