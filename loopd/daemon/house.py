@@ -100,7 +100,7 @@ class Daemon:
         self._proxy: ModelProxy | None = None
         self._chat = ChatSettings.of(msgspec.structs.asdict(config.drivers.chat))
         self.stopping = anyio.Event()
-        self.hurry = anyio.Event()
+        self.patience: anyio.CancelScope | None = None
         self.stop_reason = ""
         self.budget_ms = config.drain.budget_ms
         self.store: SqliteStore | None = None
@@ -136,8 +136,15 @@ class Daemon:
         return standing.gauges(self)
 
     def stop(self, reason: str, budget_ms: int | None) -> None:
-        """Ask the daemon to end: `drain` lets turns finish within the budget, `stop` does not."""
-        self.budget_ms = self.config.drain.budget_ms if budget_ms is None else budget_ms
+        """Ask the daemon to end: `drain` lets turns finish within the budget, `stop` does not.
+
+        Asked again, whoever has the least patience counts.
+        """
+        asked_ms = self.config.drain.budget_ms if budget_ms is None else budget_ms
+        self.budget_ms = min(asked_ms, self.budget_ms) if self.stopping.is_set() else asked_ms
+        if self.patience is not None:
+            until = anyio.current_time() + asked_ms / 1_000
+            self.patience.deadline = min(self.patience.deadline, until)
         self.stop_reason = self.stop_reason or reason
         self.stopping.set()
 
@@ -345,9 +352,6 @@ class Daemon:
             async for signum in received:
                 again = self.stopping.is_set()
                 logger.info("signal", extra={"signal": signal.Signals(signum).name})
-                if again:
-                    self.budget_ms = 0
-                    self.hurry.set()
                 self.stop(signal.Signals(signum).name, None if not again else 0)
 
 

@@ -32,20 +32,12 @@ async def drain(
         failpoints.hit("drain.begun")
     systemd.notify("STOPPING=1\nSTATUS=draining")
     logger.info("draining", extra={"running": len(router.running()), "budget_ms": daemon.budget_ms})
-    with anyio.move_on_after(daemon.budget_ms / 1_000):
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(_leave_early, daemon, waiting.cancel_scope)
-            await router.finished()
-            waiting.cancel_scope.cancel()
+    with anyio.move_on_after(daemon.budget_ms / 1_000) as daemon.patience:
+        await router.finished()
     cut = await router.cut_all("drain", by="daemon", within_s=STUCK_S)
     lasting.start_soon(_leave_anyway, daemon, router, cut)
     turns.cancel_scope.cancel()
     return cut
-
-
-async def _leave_early(daemon: Daemon, scope: anyio.CancelScope) -> None:
-    await daemon.hurry.wait()
-    scope.cancel()
 
 
 async def _leave_anyway(daemon: Daemon, router: Router, cut: int) -> None:

@@ -198,7 +198,8 @@ def shown(daemon: Daemon, sid: str) -> None:
             return
 
 
-def test_a_second_sigterm_hurries(house: House) -> None:
+@pytest.mark.parametrize("second", ["SIGTERM", "stop", "drain"])
+def test_who_asks_again_and_has_less_patience_is_heard(house: House, second: str) -> None:
     daemon = house.daemon(config="[drain]\nbudget_ms = 600000\n").start()
     with endpoint([say("and so on ", endless=True, gap_ms=10)]) as (model, portal):
         sid = daemon.chat(model.base_url, goal="write", set=BUSY)
@@ -206,7 +207,10 @@ def test_a_second_sigterm_hurries(house: House) -> None:
         daemon.signal(signal.SIGTERM)
         until_draining(daemon, sid)
         began = time.monotonic()
-        daemon.signal(signal.SIGTERM)
+        if second == "SIGTERM":
+            daemon.signal(signal.SIGTERM)
+        else:
+            daemon.call(f"daemon.{second}", **({"budget_ms": 100} if second == "drain" else {}))
         assert daemon.wait() == 0
         assert time.monotonic() - began < 8
     daemon.start()
