@@ -79,6 +79,9 @@ class Upkept(Protocol):
     async def give_back(self, pages: int) -> None:
         """Cut so many free pages off the file."""
 
+    async def cut_log(self) -> bool:
+        """Cut the write-ahead log to nothing: what was deleted still stands in it. False while somebody reads."""
+
     async def upkeep_state(self) -> dict[str, Any]:
         """Numbers for `retention.status`."""
 

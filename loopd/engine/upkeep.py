@@ -51,6 +51,7 @@ PAGES_AT_ONCE = 128
 NUMBERS_AT_ONCE = 512
 FADED_AT_ONCE = 64
 ESTIMATE_EVENTS = 20_000
+CUTS_TRIED = 20
 LAST_TOLD = 20
 
 
@@ -82,6 +83,7 @@ class Upkeep:
         self._asked = anyio.Event()
         self._running = False
         self._blobs_ms: int | None = None
+        self._uncut = True
         self._last: dict[str, Any] | None = None
         self._slowest_ms = 0.0
         self._context = Context(kinds=KINDS, events=HISTORY_EVENTS, bytes=CONTEXT_BYTES)
@@ -145,6 +147,7 @@ class Upkeep:
             while await self._paced(self._store.forget_keys):
                 pass
             await self._shrink(done)
+            await self._cut(deleted=bool(done["bytes"] or done["months"]))
         finally:
             self._running = False
         done["took_ms"] = round((perf_counter() - begun) * 1_000)
@@ -286,6 +289,14 @@ class Upkeep:
             if left >= free:
                 return  # others take and give meanwhile; there will be another time
             free = left
+
+    async def _cut(self, *, deleted: bool) -> None:
+        """Deleted content still stands in the write-ahead log, also in one that a killed boot left."""
+        self._uncut = self._uncut or deleted
+        for _ in range(CUTS_TRIED if self._uncut else 0):
+            if await self._paced(self._store.cut_log):
+                self._uncut = False
+                return
 
     # -- commands -----------------------------------------------------------------------------
 

@@ -217,6 +217,10 @@ class Keeping(Reading):
         """Cut so many free pages off the file."""
         await self._chore(upkeep.give_back, pages)
 
+    @abstractmethod
+    async def cut_log(self) -> bool:
+        """Cut the write-ahead log to nothing: what was deleted still stands in it. False while somebody reads."""
+
     async def upkeep_state(self) -> dict[str, Any]:
         """Numbers for `retention.status`."""
         return await self._read(upkeep.state_of_upkeep)

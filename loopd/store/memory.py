@@ -184,6 +184,10 @@ class MemoryStore(Forensics):
         """There is nothing to be learned: looking into memory is as fast."""
         return False
 
+    async def cut_log(self) -> bool:
+        """There is no write-ahead log in memory."""
+        return True
+
     async def snapshot(self, target: Path, *, verify: bool = False) -> dict[str, Any]:
         """There is no file to be copied; see `image`."""
         del verify

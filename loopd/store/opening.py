@@ -40,6 +40,7 @@ _PRAGMAS = (
     f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
     "PRAGMA fullfsync = ON",  # macOS: fsync alone does not reach the disk
     "PRAGMA checkpoint_fullfsync = ON",
+    "PRAGMA secure_delete = ON",  # deleted content is not left standing in free pages
     "PRAGMA mmap_size = 0",
     f"PRAGMA cache_size = -{CACHE_KIB}",
 )

@@ -308,6 +308,10 @@ class SqliteStore(Forensics):
             raise Refused("storage_readonly", f"{str(self.path)!r} was opened for reading")
         return await self._writer.tend(chore, size)
 
+    async def cut_log(self) -> bool:
+        """Cut the write-ahead log to nothing; false while somebody reads it."""
+        return self._writer is None or await self._writer.cut()
+
     async def measures(self) -> dict[str, Any]:
         """Sizes of the database and of its write-ahead log; see `db.status`."""
         wal = self.path.with_name(f"{self.path.name}-wal")

@@ -208,6 +208,28 @@ class Writer:
         finally:
             self._wake.set()  # it may have left enough for a checkpoint
 
+    async def cut(self) -> bool:
+        """Cut the write-ahead log to nothing: what was deleted still stands in it. False while somebody reads."""
+        if self.ledger.broken is not None or self._closing:
+            return False
+
+        def work(raw: sqlite3.Connection) -> bool:
+            self._chores -= 1
+            raw.execute("PRAGMA busy_timeout = 0")  # nobody waits for a reader
+            try:
+                self._checkpoint(raw, "TRUNCATE")
+            finally:
+                raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            return self.commits.wal_bytes == 0
+
+        self._chores += 1
+        try:
+            return await hop(self._connection, work)
+        except ValueError:
+            return False  # it was closed meanwhile, and that folds the log back too
+        finally:
+            self._wake.set()
+
     async def aclose(self) -> None:
         """Commit what is queued, fold the log back, stop. Idempotent; not cut short by cancellation."""
         self._closing = True

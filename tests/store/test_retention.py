@@ -217,6 +217,42 @@ async def test_the_state_of_an_ended_session_forgets_what_was_said_with_the_cont
         await verified(at.store)
 
 
+async def test_deleted_content_stands_nowhere_in_the_files_any_more(tmp_path: Path) -> None:
+    """Not in free pages, not in slack, not in the write-ahead log: `strings` finds nothing of it."""
+    path = tmp_path / "j.db"
+
+    def found() -> list[str]:
+        return [file.name for file in sorted(tmp_path.iterdir()) if b"secret" in file.read_bytes()]
+
+    async with house(path) as at:
+        story = Story(1, at_ms=START)
+        await at.store.submit(story.created())
+        await live_through(at.store, story, range(20), text="the secret is out " * 200, turns=3)
+        await end(at.store, story, 21)
+        while not await at.store.cut_log():
+            await anyio.lowlevel.checkpoint()
+        assert found() == ["j.db"]
+        await at.tend(60)
+        assert found() == []
+        await verified(at.store)
+
+
+async def test_the_log_is_cut_later_when_somebody_reads_it_now(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    async with house(path) as at:
+        story = Story(1, at_ms=START)
+        await at.store.submit(story.created())
+        with sql(path) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM journal").fetchall()
+            await live_through(at.store, story, range(3))
+            assert not await at.store.cut_log()
+            await at.store.submit(story.tell(story.envelope(), at_ms=day(4)))
+        while not await at.store.cut_log():
+            await anyio.lowlevel.checkpoint()
+        assert (await at.store.measures())["wal_bytes"] == 0
+
+
 async def test_nothing_is_deleted_when_the_policy_says_never(tmp_path: Path) -> None:
     async with house(tmp_path / "j.db") as at:
         story = Story(1, at_ms=START)
