@@ -183,7 +183,8 @@ class Dispatcher:
                 command_sha256, result, seq = known
                 if command_sha256 != digest:
                     raise Refused("idempotency_conflict", f"key {key!r} was used for another command")
-                return Answer(seq=seq, result={**msgspec.json.decode(result), "seq": seq}, dup=True)
+                stored = {"seq": seq, **msgspec.json.decode(result)}  # its own, should it have been kept later
+                return Answer(seq=stored["seq"], result=stored, dup=True)
             return await self._carry_out(command, caller, conditions, keyed)
         finally:
             del self._inflight[place]

@@ -159,6 +159,26 @@ async def test_dedupe_is_a_key_of_the_session_whoever_sends() -> None:
         assert await accepted(on, sid) == ["x"]
 
 
+async def test_a_key_beside_dedupe_gets_the_seq_of_its_envelope_whatever_was_written_meanwhile() -> None:
+    async with stage() as on:
+        sid, other = await suspended(on), await suspended(on)
+        command = cm.Send(sid=sid, text="x", dedupe="m1")
+        told = []
+
+        async def keyed() -> None:
+            told.append(await on.call(command, key="k1"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keyed)
+            for n in range(5):
+                tasks.start_soon(on.call, cm.Send(sid=other, text=f"note {n}"))
+        (first,) = told
+        assert on.store.head > first.seq
+        async with stage(image=on.store.image(), clock=on.clock) as again:
+            answer = await again.call(command, key="k1")
+            assert (answer.dup, answer.seq, answer.result) == (True, first.seq, first.result)
+
+
 async def test_concurrent_sends_with_one_dedupe_are_one_envelope() -> None:
     async with stage() as on:
         sid = await suspended(on)
