@@ -90,6 +90,8 @@ def _wake(body: Body) -> str:
 
 def _recovered(body: Body) -> str:
     ending = "after a clean stop" if body.get("clean") else "after a crash"
+    if body.get("boot") == 1:
+        ending = "the first start of this journal"
     parts = [
         f"{count} {what}"
         for count, what in (

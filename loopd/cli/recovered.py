@@ -37,6 +37,8 @@ def _boot(run: Run, boot: dict[str, Any]) -> None:
     sids = [*boot.get("interrupted", {}), *boot.get("uncertain", {}).values(), *boot.get("refused", {})]
     names = names_of(run, *dict.fromkeys(sids)) if sids else {}
     ended = "after a clean stop" if boot.get("clean") else "after a crash"
+    if boot["boot"] == 1:
+        ended = "the first of this journal"
     down = f", down for {span(boot['down_ms'])}" if boot.get("down_ms") else ""
     run.console.line(f"boot {boot['boot']} at {stamp(boot['at_ms'])}, {ended}{down}")
     pairs = [

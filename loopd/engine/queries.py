@@ -209,6 +209,15 @@ class Queries:
             )
         stored = await self._store.turn_events(session.sid, n)
         if not stored:
+            origin = session.origin
+            if origin is not None and n <= origin.n:
+                parent = self._router.rows.get(origin.sid)
+                raise Refused(
+                    "not_found",
+                    f"turn {n} of {session.name!r} was taken by {(parent.name if parent else origin.sid)!r}, from "
+                    f"which it was forked behind turn {origin.n}; ask for turn {n} of that session",
+                    path="$.n",
+                )
             raise await missing_turn(self._store, session.name, n)
         view: Result = {"sid": session.sid, "n": n, "outcome": "running", "steps": [], "envelopes": []}
         for event in stored:

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -102,7 +103,7 @@ class Past:
             first = connection.execute(
                 "SELECT seq, at_ms FROM journal WHERE sid = ? ORDER BY ss LIMIT 1", (num,)
             ).fetchone()
-            began = "" if first is None else f"; its first event is seq {first[0]} at {first[1]} ms"
+            began = "" if first is None else f"; its first event is seq {first[0]} at {_moment(first[1])}"
             raise Refused("not_found", f"session {sid!r} did not exist then{began}", path="$.at")
         state, ss = self._nearest(num, last.ss)
         for row in rows_of(connection, num, ss, stopped):
@@ -144,6 +145,10 @@ def _step(state: Session | None, row: Row) -> Session:
     except ValueError as error:
         what = "the beginning of the session was deleted by retention" if state is None else str(error)
         raise Refused("not_found", f"the state at seq {row.seq} cannot be rebuilt: {what}") from error
+
+
+def _moment(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _last(connection: sqlite3.Connection, num: int, *, seq: int | None, at_ms: int | None) -> At | None:

@@ -32,13 +32,17 @@ def take(
         stopped: asked between pieces.
 
     Raises:
-        Refused: `already_exists`, `corrupt`, `cancelled`, or a storage code; then no file is left.
+        Refused: `already_exists`, `invalid` for a place that cannot be written, `corrupt`, `cancelled`, or a storage code; then no file is left.
     """
     if target.exists():
         raise Refused("already_exists", f"{str(target)!r} exists; a snapshot never replaces a file")
     part = target.with_name(f".{target.name}.part")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        what = f"the daemon cannot make a file in {str(target.parent)!r} on its machine: {error.strerror}"
+        raise Refused("invalid", f"{what}; expected a folder that it may write to", path="$.path") from error
     os.close(descriptor)
     try:
         found = _copy(source, part, stopped)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import sqlite3
 import subprocess
@@ -664,6 +665,39 @@ def test_a_label_that_nobody_has_is_said_to_select_nobody(stage: Stage) -> None:
 
 def test_a_webhook_is_made_listed_and_forgotten(stage: Stage) -> None:
     made = stage.ctl("webhook", "create", "unit-hook", "http://127.0.0.1:9/in", "--format", "ntfy")
-    assert (made.code, made.err) == (0, "")
-    assert "http://127.0.0.1:9/in" in stage.ctl("webhook", "list").out
+    assert made.code == 0, made.err
+    assert "whsec_" in made.out
+    assert "http://127.0.0.1:9\n" in stage.ctl("webhook", "list").out  # the path may be a secret
     assert stage.ctl("webhook", "delete", "unit-hook").code == 0
+
+
+def test_a_copy_is_refused_where_no_file_can_be_made(stage: Stage) -> None:
+    said = stage.ctl("db", "snapshot", str(stage.house.folder / "no-such" / "copy.sqlite"))
+    assert (said.code, said.out) == (2, "")
+    assert "no-such' on its machine: No such file or directory; expected a folder" in said.err
+
+
+def test_a_turn_before_the_fork_is_asked_of_the_parent(stage: Stage) -> None:
+    name = stage.session()
+    stage.ok("send", name, "go")
+    stage.ok("wait", name, "--until", "turn>0", "--timeout", "20s")
+    stage.ok("fork", f"{name}@1", "--name", f"{name}-fork")
+    said = stage.ctl("show", f"{name}-fork@1")
+    assert said.code == 3
+    assert (
+        f"was taken by {name!r}, from which it was forked behind turn 1; ask for turn 1 of that" in said.err
+    )
+    assert stage.ctl("show", f"{name}@1").code == 0
+
+
+def test_a_moment_before_a_session_is_answered_with_the_moment_it_began(stage: Stage) -> None:
+    said = stage.ctl("show", stage.session(), "--at", "1d")
+    assert said.code == 3
+    assert re.search(
+        r"did not exist then; its first event is seq \d+ at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", said.err
+    )
+
+
+def test_the_first_start_is_neither_after_a_crash_nor_after_a_stop(stage: Stage) -> None:
+    assert "boot 1 at " in (said := stage.ctl("recover").out)
+    assert ", the first of this journal\n" in said
