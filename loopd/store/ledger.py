@@ -17,7 +17,7 @@ from loopd.store.content import packed
 from loopd.store.faults import breaks_the_storage, of_the_storage, refusal
 from loopd.store.item import Item, kinds, out_of_order
 from loopd.store.projection import Placed, Plan
-from loopd.store.statements import Table, insert
+from loopd.store.statements import Table, delete, insert
 from loopd.store.sums import row_sum
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import EVENT_VERSION
@@ -200,7 +200,9 @@ class Ledger:
         while len(self._stored) > _BLOBS_KEPT:
             self._stored.popitem(last=False)
         # Not the latest: a clock that was wrong for a moment must not make all keys a month old.
-        self.last_at_ms = next((i.append.at_ms for i in reversed(items) if i.failure is None), self.last_at_ms)
+        self.last_at_ms = next(
+            (i.append.at_ms for i in reversed(items) if i.failure is None), self.last_at_ms
+        )
 
     # -- one item -------------------------------------------------------------------------------
 
@@ -306,9 +308,15 @@ class Ledger:
 
     def _make_way(self, keys: Sequence[tuple[Any, ...]]) -> None:
         """Delete uses of these keys that nobody remembers any more, but that are not forgotten yet."""
-        past = [(key[0], key[1], max(key[5], self.last_at_ms) - IDEMPOTENCY_KEPT_MS) for key in keys]
-        self.connection.executemany(
-            "DELETE FROM idempotency WHERE principal = ? AND key = ? AND at_ms < ?", past
+        # The earliest moment of the group: for whom that is too early by a moment, the retry by itself is not.
+        newest_ms = max(self.last_at_ms, min(key[5] for key in keys))
+        names = [(key[0], key[1]) for key in keys]
+        delete(
+            self.connection,
+            "idempotency",
+            ("principal", "key"),
+            names,
+            before_ms=newest_ms - IDEMPOTENCY_KEPT_MS,
         )
 
     def tend(self, chore: Callable[[Ledger], T]) -> T:
