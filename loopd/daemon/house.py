@@ -30,6 +30,7 @@ from loopd.daemon.anchoring import Anchoring
 from loopd.daemon.doors import Doors
 from loopd.daemon.forensics import Forensics
 from loopd.daemon.leaving import drain
+from loopd.daemon.sweep import Sweep
 from loopd.drivers import end_leftovers
 from loopd.drivers.acp.catalogue import kinds_folder, list_agents
 from loopd.drivers.acp.launch import Premises
@@ -182,7 +183,7 @@ class Daemon:
             if failpoints.armed:
                 failpoints.hit("boot.opened")
             self.store = store
-            self.bus = bus = Bus(log_id=store.log_id, head=store.head, pages=store)
+            self.bus = bus = Bus(log_id=store.cursor_log, head=store.head, pages=store)
             self.router = router = Router(
                 store=store,
                 clock=self.clock,
@@ -271,6 +272,7 @@ class Daemon:
                         tasks.start_soon(maintenance.run)
                         tasks.start_soon(upkeep.run)
                         tasks.start_soon(_tidy, self._premises, router)
+                    tasks.start_soon(Sweep().run)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)
                     tasks.start_soon(strangers.run)
@@ -337,6 +339,7 @@ class Daemon:
             epoch=store.epoch,
             recovered=router.boot.recovered,
             clean=router.boot.clean,
+            log=store.cursor_log,
         )
 
     def _announce(self) -> None:

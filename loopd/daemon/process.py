@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 
+from loopd import allocator
 from loopd.config import Config
 from loopd.daemon.house import Daemon
 from loopd.instance import InstanceLock
@@ -21,7 +22,8 @@ SWITCH_INTERVAL_S = 0.0005
 """Beside a busy event loop the journal's thread fell to 4 k rows/s; with this interval it held 45 k."""
 
 GC_THRESHOLDS = (20_000, 20, 20)
-"""Python's own (700, 10, 10) spent a fifth of a busy daemon's processor time looking for garbage."""
+"""Python's own (700, 10, 10) spent a fifth of a busy daemon's processor time looking for garbage.
+What lives longer is looked at by `loopd.daemon.sweep`."""
 
 
 def run(config: Config) -> None:
@@ -32,6 +34,7 @@ def run(config: Config) -> None:
     """
     if config.data is None:
         raise Refused("invalid", "no data folder; expected `--data DIR` or `data` in the configuration")
+    allocator.limit_arenas()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     with InstanceLock(Path(config.data)):

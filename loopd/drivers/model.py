@@ -55,11 +55,12 @@ class CallFailed(Exception):
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _tls(*, verify: bool) -> ssl.SSLContext:
     import httpx  # noqa: PLC0415
 
-    # One for all sessions: it costs milliseconds and megabytes to load the authorities.
-    return httpx.create_ssl_context()
+    # One for all sessions: it costs milliseconds and megabytes to load the authorities. Without TLS a client
+    # makes one all the same, for nothing.
+    return httpx.create_ssl_context(verify=verify)
 
 
 def open_client(base_url: str, more_headers: Mapping[str, str], limits: Limits) -> httpx.AsyncClient:
@@ -79,7 +80,7 @@ def client_for(
         headers=dict(headers),
         timeout=httpx.Timeout(limits.first_s, connect=limits.connect_s),
         trust_env=parts.hostname not in _LOOPBACK,
-        verify=_tls() if parts.scheme == "https" else False,
+        verify=_tls(verify=parts.scheme == "https"),
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     )
 
