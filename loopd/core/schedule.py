@@ -6,6 +6,7 @@ on the day of a change, jobs with a wildcard hour follow the clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -21,17 +22,25 @@ ENUMERATED = 10_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+_TWICE = timedelta(hours=3)
+"""So long behind a change of the clocks the time of day may be one that comes twice."""
 
-def _moments(expr: str, tz: str, after_ms: int) -> CronSim:
+
+def _moments(expr: str, tz: str, after_ms: int) -> Iterator[datetime]:
+    """Due moments strictly after `after_ms`, the same ones wherever it begins."""
     try:
         zone = ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise Refused("invalid", f"time zone {tz!r} is not known", path="$.tz") from error
-    start = (_EPOCH + timedelta(milliseconds=after_ms)).astimezone(zone)
+    after = _EPOCH + timedelta(milliseconds=after_ms)
+    start, earlier = after.astimezone(zone), (after - _TWICE).astimezone(zone)
+    if start.utcoffset() != earlier.utcoffset():
+        start = earlier  # CronSim takes the second 02:30 of a day for the first, and would begin in the past
     try:
-        return CronSim(expr, start)
+        moments = CronSim(expr, start)
     except CronSimError as error:
         raise Refused("invalid", f"cron expression {expr!r}: {error}", path="$.expr") from error
+    return (moment for moment in moments if _ms(moment) > after_ms)
 
 
 def next_due(expr: str, tz: str, after_ms: int) -> int | None:

@@ -90,6 +90,30 @@ def test_moments_never_go_back_over_the_changes_of_a_year() -> None:
             assert all(later > earlier for earlier, later in pairwise(due)), (tz, expr)
 
 
+CHANGES = [
+    ("Europe/Berlin", "2026-10-25 01:00"),
+    ("Europe/Berlin", "2026-03-29 01:00"),
+    ("America/New_York", "2026-11-01 06:00"),
+    ("Australia/Lord_Howe", "2026-04-04 15:00"),
+    ("Australia/Lord_Howe", "2026-10-03 15:30"),
+]
+"""When clocks change, in UTC; on Lord Howe Island by half an hour."""
+
+
+@given(
+    change=st.sampled_from(CHANGES),
+    expr=st.sampled_from(["30 2 * * *", "*/15 * * * *", "5 */2 * * *", "30 1 * * *", "*/7 1,2 * * *"]),
+    minutes=st.floats(-360, 360),
+)
+def test_the_next_moment_does_not_depend_on_where_one_begins_to_look(
+    change: tuple[str, str], expr: str, minutes: float
+) -> None:
+    tz, changed = change
+    after = at(changed) + round(minutes * MINUTE)
+    known = schedule.upcoming(expr, tz, at(changed) - 2 * DAY, 400)
+    assert schedule.next_due(expr, tz, after) == next(moment for moment in known if moment > after)
+
+
 @pytest.mark.parametrize("expr", ["0 0 30 2 *", "0 0 31 4,6,9,11 *"])
 def test_an_expression_that_never_comes_due_is_refused_as_a_job(expr: str) -> None:
     with pytest.raises(Refused) as refused:
@@ -234,6 +258,21 @@ def test_a_job_that_is_put_again_after_the_clock_went_back_repeats_no_moment() -
     assert next_deadline(world.session, world.house()) == START_MS + 3 * HOUR
     world.tick_through(START_MS + 3 * HOUR)
     assert results(world) == ["missed", "fired", "fired"]
+
+
+def test_a_job_that_is_put_again_in_the_hour_that_comes_twice_repeats_no_moment() -> None:
+    """Berlin, 2026-10-25: 02:30 comes at 00:30 UTC and once more at 01:30 UTC."""
+    world = World()
+    world.now = at("2026-10-24 12:00")
+    put = CronPutRequested(by="uid:1", job="j", expr="30 2 * * *", text="x", tz="Europe/Berlin")
+    world.apply(put)
+    world.tick_through(at("2026-10-25 01:10"))
+    assert results(world) == ["fired"]
+    world.whole_turn()
+    world.apply(put)  # a script that sets up all of its jobs each hour
+    world.tick_through(at("2026-10-25 23:00"))
+    assert list(world.audit.occurrences) == [("j", at("2026-10-25 00:30"), False)]
+    assert next_deadline(world.session, world.house()) == at("2026-10-26 01:30")
 
 
 @pytest.mark.parametrize("missed", ["one", "all"])
