@@ -1,11 +1,14 @@
 """What the daemon does while its disk is full: nothing new, everything honest.
 
-    the journal answers storage_full ─▶ house closed, ballast dropped, every gate gets `Maintenance`
+    the journal answers storage_full ─▶ house closed, ballast dropped, told (`storage.changed`), holds written
                                           (commands that change anything: storage_full; reads go on)
-    there is room again ─▶ ballast laid, the holds go, the house is open
+    there is room again ─▶ ballast laid, told, the holds go, the house is open
 
-The house closes in memory first, for that needs no room; the holds are written into the room that the
-ballast gave back, so that a restart finds them. They carry a deadline that is moved on while it lasts.
+The house is closed for all sessions at once, however many there are: each gate asks it before it admits work. In
+memory first, for that needs no room; then as one fact, in the room that the ballast gave back, so that a restart
+finds it, whether or not the disk is still full. Beside it the sessions that were about to do something get a
+`Maintenance` hold, so that their own record says why they stood still; with a deadline that is moved on while it
+lasts.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import anyio.to_thread
 
 from loopd import failpoints
 from loopd.core.inputs import HoldReleased, HoldRequested
+from loopd.core.writes import HouseRow, PassiveRow
 from loopd.engine.router import Router
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -30,9 +34,12 @@ LEAST_BYTES = 1 << 20
 LOOK_S = 1.0
 HOLD_MS = 5 * 60_000
 RENEW_MS = HOLD_MS // 2
-HELD_MAX = 5_000
-"""Sessions whose hold is written: at some 8 KB each they fit into the ballast. The others wait as well,
-for the house is closed; only a restart on a disk that is still full would find no hold on them."""
+HELD_MAX = 1_000
+"""Sessions whose hold is written, those that have something to do before all others: at some 8 KB each they take
+an eighth of the ballast, and a second or two. What keeps all of them still is the house."""
+
+STORAGE, STATE = "storage", "state"
+"""Row of the house that stands while the disk is full."""
 
 
 class Room(Protocol):
@@ -81,13 +88,20 @@ class Maintenance:
             dropped: the ballast had to go so that this boot could be written down.
         """
         free = await anyio.to_thread.run_sync(self._room.free_bytes)
-        was_full = dropped or any("Maintenance" in row.holds.split(",") for row in self._router.rows.values())
+        stood = STATE in await self._router.store.house(STORAGE)
+        was_full = (
+            dropped
+            or stood
+            or any("Maintenance" in row.holds.split(",") for row in self._router.rows.values())
+        )
         if free < LEAST_BYTES or (was_full and not await self._laid_again()):
             await self._enter(free)
             return
         if not await anyio.to_thread.run_sync(self._room.lay):
             logger.warning("no room for the ballast", extra={"free_bytes": free})
-        await self._lift()
+        held = await self._lift()
+        if stood:
+            await self._say("writable", free, held)
 
     async def run(self) -> None:
         """Enter and leave maintenance, for ever."""
@@ -110,16 +124,23 @@ class Maintenance:
         logger.error(
             "disk full, nothing new is taken", extra={"free_bytes": free, "ballast_dropped": dropped}
         )
-        held = await self._hold()
-        await self._say("full", free, held)
+        # Told first: it is one small write, and it is what holds for all after a restart.
+        await self._say("full", free, len(self._about_to_act()))
+        await self._hold()
 
     async def _hold(self) -> int:
-        """Write the hold on every gate, as far as there is room."""
+        """Write the hold on the gates of those who were about to act, as far as there is room."""
         now = self._router.clock.now_ms()
         self._renewed_ms = self._router.clock.monotonic_ms()
         hold = Hold(by="daemon", reason="the disk is full", until_ms=now + HOLD_MS)
-        sids = [row.sid for row in self._router.rows.values() if row.status == "live"][:HELD_MAX]
-        return await self._router.feed(sids, HoldRequested(hold=hold, cause="maintenance"))
+        return await self._router.feed(self._about_to_act(), HoldRequested(hold=hold, cause="maintenance"))
+
+    def _about_to_act(self) -> list[str]:
+        """At most `HELD_MAX` live sessions: whose turn runs, who has something to do, who will, then the others."""
+        live = [row for row in self._router.rows.values() if row.status == "live"]
+        if len(live) > HELD_MAX:
+            live.sort(key=_eagerness)
+        return [row.sid for row in live[:HELD_MAX]]
 
     async def _look_for_room(self) -> None:
         if self._refused() is None and (self._room.laid or await self._laid_again()):
@@ -139,9 +160,17 @@ class Maintenance:
         return await self._router.feed(held, HoldReleased(kind="Maintenance", cause="maintenance"))
 
     async def _say(self, state: str, free: int, held: int) -> None:
+        told = ev.StorageChanged(state=state, free_bytes=max(0, free), held=held)
+        stands = HouseRow(kind=STORAGE, id=STATE, body=b"{}" if state == "full" else None)
         try:
-            await self._router.say(
-                ev.StorageChanged(state=state, free_bytes=max(0, free), held=held), principal="daemon"
-            )
+            await self._router.tell((told,), principal="daemon", house=(stands,))
         except Refused as refused:
             logger.error("not journaled", extra={"state": state, "code": refused.code})
+
+
+def _eagerness(row: PassiveRow) -> int:
+    if row.running:
+        return 0
+    if row.inbox or row.goal == "active":
+        return 1
+    return 3 if row.deadline_ms is None else 2

@@ -15,11 +15,8 @@ import msgspec
 from loopd.core.state import CronJob, Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store.content import unpacked
-from loopd.store.ledger import IDEMPOTENCY_KEPT_MS
 from loopd.store.opening import Boot
 from loopd.store.projection import PASSIVE_COLUMNS, decode_state
-from loopd.store.sums import is_whole
-from loopd_protocol.errors import Refused
 
 WINDOW_ROWS = 4_096
 """Rows that one statement may look at while it searches for rare kinds."""
@@ -323,29 +320,6 @@ def cron_jobs(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     shown = ("job", "expr", "tz", "text", "missed", "catchup_ms", "paused", "next_ms")
     decoded = ((sid, _decode_job(body)) for sid, body in rows)
     return [{"sid": sid, **{name: getattr(job, name) for name in shown}} for sid, job in decoded]
-
-
-def idempotent(
-    connection: sqlite3.Connection, principal: str, key: str, last_at_ms: int
-) -> tuple[str, bytes, int] | None:
-    """Command hash, stored result and `seq` for a key that was used within seven days.
-
-    Raises:
-        Refused: `corrupt` when the stored answer is not what was stored: neither it nor a second run is right.
-    """
-    row = connection.execute(
-        "SELECT command_sha256, result, seq, at_ms, sum FROM idempotency "
-        "WHERE principal = ? AND key = ? AND at_ms >= ?",
-        (principal, key, last_at_ms - IDEMPOTENCY_KEPT_MS),
-    ).fetchone()
-    if row is None:
-        return None
-    digest, result, seq, at_ms, stored = row
-    if not is_whole(stored, principal, key, digest, result, seq, at_ms):
-        raise Refused(
-            "corrupt", f"the stored answer of key {key!r} is not what was stored; run `loopctl verify`"
-        )
-    return digest, result, seq
 
 
 _EFFECT = """SELECT s.sid, e.id, e.n, e.call, e.tool, e.tool_class, e.args_sha256, e.intent_seq, i.at_ms, e.outcome,

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store import house, opening, queries
+from loopd.store.answers import idempotent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +29,12 @@ class Reading(ABC):
     @property
     @abstractmethod
     def log_id(self) -> str:
-        """Identity of the log; it changes when the log is restored from elsewhere."""
+        """Identity of the log's chain, for ever: a copy has the same."""
+
+    @property
+    @abstractmethod
+    def cursor_log(self) -> str:
+        """What cursors call the log: a copy that was started has another name, for it goes on otherwise."""
 
     @property
     @abstractmethod
@@ -144,7 +150,7 @@ class Reading(ABC):
 
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:
         """Command hash, result and `seq` of a key that was used within seven days, or None."""
-        return await self._read(queries.idempotent, principal, key, self.last_at_ms)
+        return await self._read(idempotent, principal, key, self.last_at_ms)
 
     async def audit(
         self, *, principal: str | None, sid: str | None, denied: bool, after: int | None, limit: int

@@ -657,7 +657,11 @@ class EffectOutcome(Event, frozen=True, kw_only=True, tag="effect.outcome"):
 
 
 class DaemonStarted(Event, frozen=True, kw_only=True, tag="daemon.started"):
-    """A boot is ready to take commands; `recovered` counts the sessions that were mid-turn."""
+    """A boot is ready to take commands; `recovered` counts the sessions that were mid-turn.
+
+    `log` is what cursors call the log from here on: another name than before when this is the first boot of a
+    copy, which goes on otherwise than the original.
+    """
 
     version: Label
     boot: Label
@@ -665,6 +669,7 @@ class DaemonStarted(Event, frozen=True, kw_only=True, tag="daemon.started"):
     epoch: Count
     recovered: Count = 0
     clean: bool = True
+    log: Label = ""
 
 
 class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
@@ -715,7 +720,8 @@ class StorageChanged(Event, frozen=True, kw_only=True, tag="storage.changed"):
     Attributes:
         state: `full` or `writable`.
         free_bytes: room on the file system as it was seen.
-        held: sessions that were given, or lost, a `Maintenance` hold.
+        held: sessions that were given, or lost, a `Maintenance` hold. While it is full no session admits work,
+            however many hold it.
     """
 
     state: Label
