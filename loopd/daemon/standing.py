@@ -29,7 +29,7 @@ def status(house: Daemon) -> dict[str, Any]:
         "boot": house.boot,
         "pid": os.getpid(),
         "uptime_ms": house.clock.monotonic_ms() - house.started_ms,
-        "log": house.store.log_id,
+        "log": house.store.cursor_log,
         "head": house.store.head,
         "frozen": house.router.frozen,
         "draining": house.router.draining,

@@ -47,7 +47,12 @@ class Consumers:
     async def load(self) -> None:
         """Read them from the store."""
         rows = await self._router.store.house("consumer")
-        self._known = {name: msgspec.json.decode(body, type=Consumer) for name, body in rows.items()}
+        log = self._router.store.cursor_log
+        # The position of one that came with a copy of another log is one of this log too.
+        self._known = {
+            name: msgspec.structs.replace(msgspec.json.decode(body, type=Consumer), log=log)
+            for name, body in rows.items()
+        }
 
     async def carry_out(self, command: cm.Command, caller: Caller, keyed: Keyed | None) -> Answer | None:
         """Carry out one command, or None when it is not one of these."""
@@ -85,7 +90,7 @@ class Consumers:
         made = Consumer(
             name=command.name,
             owner=caller.principal,
-            log=store.log_id,
+            log=store.cursor_log,
             seq=after,
             kinds=command.kinds,
             sids=sids,
@@ -105,16 +110,16 @@ class Consumers:
     async def _ack(self, command: ac.ConsumerAck, caller: Caller) -> Answer:
         store = self._router.store
         known = self._own(command.name, caller)
-        if (command.log or known.log) != store.log_id:
+        if (command.log or known.log) != store.cursor_log:
             raise Refused(
-                "conflict", f"log {command.log or known.log!r}; this is {store.log_id!r}", path="$.log"
+                "conflict", f"log {command.log or known.log!r}; this is {store.cursor_log!r}", path="$.log"
             )
         if command.seq > store.head:
             raise Refused("invalid", f"seq is {command.seq}; the log ends with {store.head}", path="$.seq")
         if command.seq < known.seq and not command.rewind:
             return Answer(seq=store.head, result=self._view(known), dup=True)  # an older ack that came late
         moved = msgspec.structs.replace(
-            known, seq=command.seq, log=store.log_id, acked_ms=self._router.clock.now_ms()
+            known, seq=command.seq, log=store.cursor_log, acked_ms=self._router.clock.now_ms()
         )
         # Moved at once: acks that overtake each other must not move it back. A crash gives the last ones again.
         self._known[moved.name] = moved

@@ -124,7 +124,11 @@ class Store(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Identity of the log."""
+        """Identity of the log's chain."""
+
+    @property
+    def cursor_log(self) -> str:
+        """What cursors call the log."""
 
     @property
     def head(self) -> int:

@@ -21,6 +21,7 @@ class _Boot(NamedTuple):
     epoch: int
     at_ms: int
     head: int
+    log: str | None
 
 
 class LogCheck:
@@ -30,7 +31,10 @@ class LogCheck:
         self._connection = connection
         self._request = request
         self._findings = findings
-        rows = connection.execute("SELECT n, id, version, epoch, at_ms, head FROM boot ORDER BY n").fetchall()
+        log = "log" if connection.execute("PRAGMA user_version").fetchone()[0] >= 3 else "NULL"
+        rows = connection.execute(
+            f"SELECT n, id, version, epoch, at_ms, head, {log} FROM boot ORDER BY n"  # noqa: S608  (constants)
+        ).fetchall()
         self._boots = {row[0]: _Boot(*row) for row in rows}
         self._firsts: dict[int, int] = {}
         self._previous = chain.log_genesis(request.log_id)
@@ -97,7 +101,13 @@ class LogCheck:
         except (msgspec.MsgspecError, ValueError) as error:
             self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **where)
             return
-        listed, told = (boot.id, boot.version, boot.epoch), (said.boot, said.version, said.epoch)
+        listed = (boot.id, boot.version, boot.epoch, boot.log or "")
+        told = (
+            said.boot,
+            said.version,
+            said.epoch,
+            said.log or (boot.log or ""),
+        )  # of before schema 3: silent
         if listed != told:
             what = f"boot {row.boot} is listed as {listed}; it said {told}"
             self._findings.add("boot", what, table="boot", **where)

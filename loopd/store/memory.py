@@ -89,8 +89,13 @@ class MemoryStore(Forensics):
 
     @property
     def log_id(self) -> str:
-        """Identity of the log."""
+        """Identity of the log's chain."""
         return self._ledger.log_id
+
+    @property
+    def cursor_log(self) -> str:
+        """What cursors call the log."""
+        return self._ledger.cursor_log
 
     @property
     def epoch(self) -> int:

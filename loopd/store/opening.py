@@ -117,16 +117,17 @@ def prepare(
     connection.execute("BEGIN IMMEDIATE")
     try:
         _first_use(connection, now_ms)
-        log_id, epoch, boots, frozen = connection.execute(
-            "SELECT log_id, epoch, boots, frozen FROM meta"
+        log_id, epoch, boots, frozen, copied = connection.execute(
+            "SELECT log_id, epoch, boots, frozen, copied FROM meta"
         ).fetchone()
         seq, h, at_ms = check_tail(connection, log_id)
+        cursor_log = _new_log_id() if copied else _cursor_log(connection, log_id)
         house.check(connection)
         begun = Boot(n=boots + 1, id=boot, epoch=epoch + 1, at_ms=now_ms)
-        connection.execute("UPDATE meta SET epoch = ?, boots = ?", (begun.epoch, begun.n))
+        connection.execute("UPDATE meta SET epoch = ?, boots = ?, copied = 0", (begun.epoch, begun.n))
         connection.execute(
-            "INSERT INTO boot (n, id, version, epoch, at_ms, head, derivation) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (begun.n, boot, __version__, begun.epoch, now_ms, seq, DERIVATION),
+            "INSERT INTO boot (n, id, version, epoch, at_ms, head, derivation, log) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (begun.n, boot, __version__, begun.epoch, now_ms, seq, DERIVATION, cursor_log),
         )
         connection.execute("COMMIT")
     except BaseException:
@@ -135,6 +136,7 @@ def prepare(
         raise
     ledger = Ledger(connection, log_id=log_id, epoch=begun.epoch, boot=begun.n, seq=seq, h=h)
     ledger.last_at_ms = at_ms
+    ledger.cursor_log = cursor_log
     ledger.frozen = None if frozen is None else frozen.encode()
     return ledger, begun
 
@@ -143,8 +145,20 @@ def _first_use(connection: sqlite3.Connection, now_ms: int) -> None:
     connection.execute(
         "INSERT INTO meta (id, log_id, created_ms, epoch, boots) VALUES (1, ?, ?, 0, 0) "
         "ON CONFLICT (id) DO NOTHING",
-        (f"lg_{secrets.token_hex(8)}", now_ms),
+        (_new_log_id(), now_ms),
     )
+
+
+def _new_log_id() -> str:
+    return f"lg_{secrets.token_hex(8)}"
+
+
+def _cursor_log(connection: sqlite3.Connection, log_id: str) -> str:
+    """What cursors call the log: its own id, until a copy of it was started."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] < 3:
+        return log_id  # opened for reading only
+    row = connection.execute("SELECT log FROM boot ORDER BY n DESC LIMIT 1").fetchone()
+    return log_id if row is None or row[0] is None else str(row[0])
 
 
 class Identity(NamedTuple):
@@ -156,6 +170,14 @@ class Identity(NamedTuple):
     frozen: bytes | None
     head: int
     last_at_ms: int
+    cursor_log: str
+
+
+def identity_of(ledger: Ledger, boot: Boot) -> Identity:
+    """What a database is once a boot has begun."""
+    return Identity(
+        ledger.log_id, boot.epoch, boot.n, ledger.frozen, ledger.seq, ledger.last_at_ms, ledger.cursor_log
+    )
 
 
 def identify(connection: sqlite3.Connection) -> Identity:
@@ -171,7 +193,8 @@ def identify(connection: sqlite3.Connection) -> Identity:
     log_id, epoch, boots, frozen = row
     last = connection.execute("SELECT seq, at_ms FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
     seq, at_ms = last if last is not None else (0, 0)
-    return Identity(log_id, epoch, boots, None if frozen is None else frozen.encode(), seq, at_ms)
+    cursor_log = _cursor_log(connection, log_id)
+    return Identity(log_id, epoch, boots, None if frozen is None else frozen.encode(), seq, at_ms, cursor_log)
 
 
 def check_tail(connection: sqlite3.Connection, log_id: str) -> tuple[int, bytes, int]:

@@ -68,6 +68,8 @@ def _copy(source: sqlite3.Connection, part: Path, stopped: Callable[[], bool]) -
         head = source.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()[0]
         source.backup(copy, pages=PAGES_AT_ONCE, progress=look, sleep=0)
         copy.execute("PRAGMA journal_mode = DELETE")
+        if copy.execute("PRAGMA user_version").fetchone()[0] >= 3:
+            copy.execute("UPDATE meta SET copied = 1")  # who starts it goes on with a log of its own
     finally:
         source.execute("COMMIT")
         copy.close()

@@ -110,10 +110,7 @@ class SqliteStore(Forensics):
             raise
         writer = Writer(connection, ledger, where)
         writer.on_commit = on_commit
-        identity = opening.Identity(
-            ledger.log_id, begun.epoch, begun.n, ledger.frozen, ledger.seq, ledger.last_at_ms
-        )
-        store = cls(where, identity=identity, writer=writer)
+        store = cls(where, identity=opening.identity_of(ledger, begun), writer=writer)
         store._connection = connection
         try:
             await store._open_readers()
@@ -178,8 +175,13 @@ class SqliteStore(Forensics):
 
     @property
     def log_id(self) -> str:
-        """Identity of the log."""
+        """Identity of the log's chain."""
         return self._identity.log_id
+
+    @property
+    def cursor_log(self) -> str:
+        """What cursors call the log."""
+        return self._identity.cursor_log
 
     @property
     def epoch(self) -> int:

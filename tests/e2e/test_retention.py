@@ -131,8 +131,19 @@ def test_a_snapshot_is_one_moment_of_a_log_that_is_written_all_the_time(house: H
     assert "never replaces" in again.stderr
     assert daemon.refusal("db.snapshot", path="relative.sqlite").code == "invalid"
     other = house.daemon("copy2")
-    other.start()  # a copy is a journal like any other
+    other.start()  # a copy is a journal like any other, but not the same one: it goes on otherwise
     assert other.ctl("status")["sessions"]["live"] == 1
+    log, original = (each.call("daemon.status")["log"] for each in (other, daemon))
+    assert log != original
+    assert other.call("daemon.status")["head"] > copies[2][2]["head"]
+    for seq in (1, copies[2][2]["head"] + 1):
+        frames = other.client().subscribe(after={"log": original, "seq": seq})
+        assert next(f for f in frames if f["t"] in {"gap", "ev"})["why"] == "foreign_log"
+    started = other.events(None, "daemon.started")
+    assert [e["b"].get("log") for e in started][-2:] == [original, log]
+    other.kill()
+    other.start()
+    assert other.call("daemon.status")["log"] == log, "once is enough"
     other.verified()
 
 

@@ -39,7 +39,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "cron_occurrence": (),
     "effect": (),
     "blob": ("sha", "codec", "len", "data"),
-    "boot": ("n", "id", "version", "epoch", "head"),
+    "boot": ("n", "id", "version", "epoch", "head", "log"),
     "anchor": (),
     "meta": ("log_id", "epoch", "boots", "frozen"),
 }
@@ -57,7 +57,9 @@ async def filled(path: Path) -> None:
     """What `test_verify` has, with a boot that told of itself, a freeze and two anchors."""
     await fill(path, 30)
     async with await SqliteStore.open(path, boot="b2", now_ms=5) as store:
-        started = ev.DaemonStarted(version=__version__, boot="b2", pid=1, epoch=store.epoch)
+        started = ev.DaemonStarted(
+            version=__version__, boot="b2", pid=1, epoch=store.epoch, log=store.cursor_log
+        )
         await store.submit(Append(sid=None, at_ms=9, facts=(Fact(event=started, ss=0),), principal="daemon"))
         store.signer = Signer.of_folder(path.parent)
         await store.anchor(10)
@@ -141,7 +143,7 @@ def test_any_changed_column_of_any_row_is_found(image: Image, data: st.DataObjec
     column = data.draw(st.sampled_from(columns_of(connection, table)))
     keys = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[5]]
     rows = connection.execute(f"SELECT {', '.join(keys)}, {column} FROM {table}").fetchall()
-    if table == "boot" and column in {"id", "version"}:
+    if table == "boot" and column in {"id", "version", "log"}:
         rows = rows[-1:]  # a boot that died before it was ready told nobody who it was
     if not rows:
         return
