@@ -141,12 +141,17 @@ def which(scope: str, kind: str, per_ms: int | None) -> str:
     return f"{scope} {kind}" + ("" if per_ms is None else f"/{per_ms // 1_000}s")
 
 
+COST_MAX = 10**12
+"""Micro-units that one call can cost: a million of the currency."""
+
+
 def cost_of(price: Price, usage: Usage) -> int:
     """Micro-units that a call cost, rounded up: no call is free because it was small."""
     cached = min(usage.cached_tokens, usage.input_tokens)
     fresh = usage.input_tokens - cached
     rate = price.input if price.cached is None else price.cached
-    return -(-(fresh * price.input + cached * rate + usage.output_tokens * price.output) // MICRO)
+    cost = -(-(fresh * price.input + cached * rate + usage.output_tokens * price.output) // MICRO)
+    return min(cost, COST_MAX)
 
 
 def window_of(at_ms: int, per_ms: int) -> int:

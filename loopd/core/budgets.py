@@ -20,6 +20,7 @@ from loopd.core.account import NOTHING, Purse, Used, own_purses, total_of, which
 from loopd.core.inputs import ContextShrunk, House, ModelReported
 from loopd.core.policy_inputs import BudgetSetRequested
 from loopd.core.state import Running, Session
+from loopd_protocol.bounds import MAX_INT
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import Charge, ContextCompacted, ModelCalled, Usage
 from loopd_protocol.holds import Budget
@@ -139,7 +140,11 @@ def exhaust(decision: Decision, purse: Purse) -> None:
         return
     decision.emit(
         BudgetExhausted(
-            which=purse.which, what=purse.kind, used=purse.used, limit=purse.limit, until_ms=purse.until_ms
+            which=purse.which,
+            what=purse.kind,
+            used=min(purse.used, MAX_INT),
+            limit=purse.limit,
+            until_ms=purse.until_ms,
         )
     )
     if purse.until_ms is not None:
@@ -313,7 +318,7 @@ def tell(decision: Decision, before: tuple[Purse, ...]) -> None:
                 BudgetSpent(
                     which=purse.which,
                     what=purse.kind,
-                    used=purse.used,
+                    used=min(purse.used, MAX_INT),
                     limit=purse.limit,
                     percent=reached[-1],
                     until_ms=purse.until_ms,

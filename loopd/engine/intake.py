@@ -18,6 +18,8 @@ from loopd_protocol.bounds import MAX_INT
 from loopd_protocol.events import ToolCall, Usage
 
 LABEL_CHARS = 200
+TOKENS_MAX = 10**9
+"""Of one model call, whatever its endpoint says: sums of it stay within the bounds of the protocol."""
 DIGEST_CHARS = 80
 REASON_CHARS = 4_000
 CALL_KEY_CHARS = 64
@@ -74,22 +76,26 @@ def tool_call(call: ToolCall) -> ToolCall:
     )
 
 
+def usage(given: Usage | None) -> Usage | None:
+    """Tokens within what one call can use."""
+    if given is None:
+        return None
+    return Usage(
+        input_tokens=min(_count(given.input_tokens), TOKENS_MAX),
+        output_tokens=min(_count(given.output_tokens), TOKENS_MAX),
+        cached_tokens=min(_count(given.cached_tokens), TOKENS_MAX),
+        measured=given.measured,
+        scope=label(given.scope),
+    )
+
+
 def step(done: StepDone) -> StepDone:
     """A step within the bounds of the protocol; its texts may still be long."""
-    usage = done.usage
-    if usage is not None:
-        usage = Usage(
-            input_tokens=_count(usage.input_tokens),
-            output_tokens=_count(usage.output_tokens),
-            cached_tokens=_count(usage.cached_tokens),
-            measured=usage.measured,
-            scope=label(usage.scope),
-        )
     return replace(
         done,
         text=readable(done.text),
         calls=tuple(tool_call(call) for call in done.calls),
-        usage=usage,
+        usage=usage(done.usage),
         finish=label(done.finish),
         state_fingerprint=_digest(done.state_fingerprint),
         request_sha256=_digest(done.request_sha256),

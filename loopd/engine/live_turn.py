@@ -100,7 +100,9 @@ class LiveTurn:
 
     def framed(self, event: Event, blobs: dict[str, bytes]) -> Event:
         """An event of the turn with what passed between driver and agent since the last step."""
-        if not isinstance(event, TurnStep | TurnCompleted | TurnInterrupted) or not (data := self.frames.take()):
+        if not isinstance(event, TurnStep | TurnCompleted | TurnInterrupted) or not (
+            data := self.frames.take()
+        ):
             return event
         digest = sha256(data)
         blobs[digest] = data
@@ -216,7 +218,7 @@ class LiveTurn:
     async def compacted(self, plan: Plan, before: Sequence[Message]) -> tuple[Message, ...]:
         """See the port."""
         self._refuse_after_stop()
-        plan = replace(plan, summary=intake.readable(plan.summary))
+        plan = replace(plan, summary=intake.readable(plan.summary), usage=intake.usage(plan.usage))
         summary = plan.summary.encode()
         blob = sha256(summary) if len(plan.summary) > INLINE_CHARS else None
         ss = self._loop.session.ss + 1

@@ -69,9 +69,11 @@ class ModelWitness:
         fields = {
             name: getattr(call, name) for name in ModelReported.__struct_fields__ if hasattr(call, name)
         }
-        cost = self._router.prices.cost(call.model, call.usage)
+        usage = intake.usage(call.usage)
+        cost = self._router.prices.cost(call.model, usage)
+        named = {"model": intake.label(call.model), "cause": intake.label(call.cause)}
         given = ModelReported(
-            **{**fields, "model": intake.label(call.model), "cause": intake.label(call.cause)},
+            **{**fields, **named, "usage": usage},
             cost_micro=cost.micro,
             priced=cost.priced,
         )
