@@ -84,6 +84,7 @@ class Ledger:
     Attributes:
         seq, h: sequence number and hash of the last committed event.
         connection: the one that writes; only for upkeep, inside `tend`.
+        cursor_log: what cursors call the log; see `Reading.cursor_log`.
         frozen: body of the `daemon.frozen` event that stands, or None.
         broken: why nothing is written any more until the file is opened anew, or None.
     """
@@ -92,7 +93,7 @@ class Ledger:
         self, connection: sqlite3.Connection, *, log_id: str, epoch: int, boot: int, seq: int, h: bytes
     ) -> None:
         self.connection = connection
-        self.log_id = log_id
+        self.log_id = self.cursor_log = log_id
         self.epoch = epoch
         self.boot = boot
         self.seq = seq
