@@ -290,6 +290,8 @@ def answers(answer: dict[str, Any]) -> list[str]:
     for hold in answer.get("holds") or []:
         if hold["kind"] == "AwaitingApproval":
             found.append(f"answer it: loopctl approve {name} | loopctl deny {name} --reason TEXT")
+        elif hold["kind"] == "UserSuspend":
+            found.append(f"lift it: loopctl unsuspend {name}")
         elif hold["kind"] == "Budget":
             found.append(
                 f"what is left: loopctl budget {name}; raise it: loopctl budget set {name} KIND=AMOUNT/WINDOW"
