@@ -91,7 +91,7 @@ MINUTES ?= 5
 crash-matrix: $(VENV)/.dev ## break real daemons in every way there is, and prove that nothing is lost or run twice
 	@$(BIN)/python -m tests.faults -n $(N) --seed $(SEED) --lanes $(WORKERS) $(FAULTS)
 
-soak: $(VENV)/.dev ## 200 sessions for MINUTES with a kill every minute: no broken promise, flat memory
+soak: $(VENV)/.dev ## 200 sessions for MINUTES with a kill every minute (FAULTS=--one-life: only at the end): no broken promise, flat memory
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --seed $(SEED) $(FAULTS)
 
 soak-agents: $(VENV)/.dev ## 20 hosted agents for MINUTES with crons and suspensions: flat memory, nothing lost
