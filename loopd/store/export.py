@@ -284,9 +284,9 @@ class _Builder:
         if ss == 1:
             return chain.session_genesis(self._log_id, num)
         row = self._connection.execute(
-            "SELECT sh FROM journal WHERE sid = ?1 AND ss = ?2 UNION ALL "
-            "SELECT sh FROM session_link WHERE sid = ?1 AND last_ss = ?2 LIMIT 1",
-            (num, ss - 1),
+            "SELECT sh FROM journal WHERE sid = ? AND ss = ? UNION ALL "
+            "SELECT sh FROM session_link WHERE sid = ? AND last_ss = ? LIMIT 1",
+            (num, ss - 1) * 2,
         ).fetchone()
         return row[0] if row is not None else b""
 

@@ -64,7 +64,8 @@ def _is_swept(connection: sqlite3.Connection, num: int, level: int) -> bool:
 def carry_out(ledger: Ledger, found: Fading) -> None:
     """Take it away, unless a session was written meanwhile."""
     ledger.connection.executemany(
-        "UPDATE session SET state = ?3 WHERE num = ?1 AND ss = ?2 AND status <> 'live'", found.states
+        "UPDATE session SET state = ? WHERE num = ? AND ss = ? AND status <> 'live'",
+        [(state, num, ss) for num, ss, state in found.states],
     )
     ledger.connection.executemany(
         "UPDATE effect SET note = NULL WHERE rowid_ = ?", [(effect,) for effect in found.notes]

@@ -275,9 +275,9 @@ class Ledger:
         if known is not None:
             return known
         row = self.connection.execute(
-            "SELECT ss, sh FROM journal WHERE sid = ?1 UNION ALL "
-            "SELECT last_ss, sh FROM session_link WHERE sid = ?1 ORDER BY 1 DESC LIMIT 1",
-            (num,),
+            "SELECT ss, sh FROM journal WHERE sid = ? UNION ALL "
+            "SELECT last_ss, sh FROM session_link WHERE sid = ? ORDER BY 1 DESC LIMIT 1",
+            (num, num),
         ).fetchone()
         return (row[0], row[1]) if row else (0, chain.session_genesis(self.log_id, num))
 

@@ -140,9 +140,9 @@ class Links:
         for num in nums:
             first, last, sh = self._found[num]
             before = connection.execute(
-                "SELECT sh FROM journal WHERE sid = ?1 AND ss = ?2 - 1 UNION ALL "
-                "SELECT sh FROM session_link WHERE sid = ?1 AND last_ss = ?2 - 1",
-                (num, first),
+                "SELECT sh FROM journal WHERE sid = ? AND ss = ? UNION ALL "
+                "SELECT sh FROM session_link WHERE sid = ? AND last_ss = ?",
+                (num, first - 1) * 2,
             ).fetchone()
             prev = chain.session_genesis(log_id, num) if before is None else before[0]
             links.append(Link(num, self._segment.n, first, last, prev, sh))

@@ -116,3 +116,16 @@ def test_the_two_distributions_carry_one_version_and_one_licence() -> None:
     assert metadata.version("loopd") == metadata.version("loopd-protocol") == version
     assert (TOP / "LICENSE").read_bytes() == (TOP / "protocol/LICENSE").read_bytes()
     assert "Apache License" in (TOP / "LICENSE").read_text()
+
+
+def test_no_statement_binds_by_numbers() -> None:
+    """sqlite3 takes `?1` for a name: with a tuple a warning from Python 3.12 on, an error from 3.14 on."""
+    numbered = re.compile(r"""(?:[=<>(,] ?|VALUES ?\(?)\?\d""")
+    found = [
+        f"{path.relative_to(TOP)}:{number}"
+        for folder in ("loopd", "tests", "docs")
+        for path in sorted((TOP / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if numbered.search(line) and "numbered" not in line
+    ]
+    assert found == []
