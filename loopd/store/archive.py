@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
 from loopd.store import export
 from loopd.store.archive_shapes import SHAPES, Manifest
 from loopd.store.rows import Row
+from loopd_protocol.bounds import Label
 from loopd_protocol.errors import Refused
 
 UNPACKED_MAX = 64 << 30
@@ -34,6 +35,7 @@ BROKEN = (
 )  # fmt: skip
 """What a damaged zip may raise; `RecursionError`, which JSON that is too deep raises, is one of the last."""
 SMALL_MAX = 64 << 20
+_COMPRESSIONS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _BLOB_NAME = re.compile(r"blobs/[0-9a-f]{64}")
 _NAMES = frozenset(
     {
@@ -52,11 +54,11 @@ class Line(msgspec.Struct, kw_only=True):
     epoch: int
     boot: int
     at_ms: int
-    kind: str
+    kind: Label
     kv: int
     turn: int | None
     cause_seq: int | None
-    principal: str
+    principal: Label
     blob: str | None
     h: str
     sh: str | None
@@ -99,6 +101,9 @@ _decode_line = msgspec.json.Decoder(Line).decode
 class Archive:
     """An open archive.
 
+    Args:
+        called: what messages call it, when its path is nobody's business.
+
     Attributes:
         manifest: what it says of itself.
 
@@ -106,38 +111,52 @@ class Archive:
         Refused: `invalid` when the file is no export of loopd, or of a newer format.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, called: str | None = None) -> None:
         self.path = path
+        self._reading: list[IO[bytes]] = []
+        name = called or repr(str(path))
         try:
             self._zip = zipfile.ZipFile(path)
+        except (*BROKEN, ValueError) as error:
+            raise Refused("invalid", f"{name} is no export of loopd: {error}") from error
+        try:
+            self._check(name)
+        except BaseException:
+            self._zip.close()
+            raise
+
+    def _check(self, name: str) -> None:
+        try:
             infos = self._zip.infolist()
             names = [info.filename for info in infos]
-            strange = [name for name in names if name not in _NAMES and not _BLOB_NAME.fullmatch(name)]
+            strange = [each for each in names if each not in _NAMES and not _BLOB_NAME.fullmatch(each)]
             if strange or len(set(names)) != len(names):
+                raise Refused("invalid", f"{name} holds {strange[:3] or 'a name twice'}; expected an export")
+            if any(info.compress_type not in _COMPRESSIONS for info in infos):
                 raise Refused(
-                    "invalid", f"{str(path)!r} holds {strange[:3] or 'a name twice'}; expected an export"
+                    "invalid", f"{name} is compressed in another way than exports are; expected deflate"
                 )
-            unpacked, most = sum(info.file_size for info in infos), _most(path.stat().st_size)
+            unpacked, most = sum(info.file_size for info in infos), _most(self.path.stat().st_size)
             if unpacked > most:
-                raise Refused(
-                    "invalid", f"{str(path)!r} unpacks to {unpacked} bytes; at most {most} are expected"
-                )
+                raise Refused("invalid", f"{name} unpacks to {unpacked} bytes; at most {most} are expected")
             self.manifest_bytes = self._small(export.MANIFEST)
             self.manifest: dict[str, Any] = msgspec.json.decode(self.manifest_bytes, type=dict[str, Any])
         except (*BROKEN, msgspec.MsgspecError, ValueError) as error:
-            raise Refused("invalid", f"{str(path)!r} is no export of loopd: {error}") from error
+            raise Refused("invalid", f"{name} is no export of loopd: {error}") from error
         if self.manifest.get("format") != export.NAME or self.manifest.get("v") != export.FORMAT:
             found = f"{self.manifest.get('format')!r} {self.manifest.get('v')!r}"
-            raise Refused("invalid", f"{str(path)!r} is {found}; expected {export.NAME!r} {export.FORMAT}")
+            raise Refused("invalid", f"{name} is {found}; expected {export.NAME!r} {export.FORMAT}")
         try:
             msgspec.convert(self.manifest, Manifest)
         except msgspec.MsgspecError as error:
-            raise Refused("invalid", f"{str(path)!r}, {export.MANIFEST}: {error}") from error
+            raise Refused("invalid", f"{name}, {export.MANIFEST}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for file in self._reading:  # of lines that nobody read to the end
+            file.close()
         self._zip.close()
 
     @property
@@ -171,6 +190,7 @@ class Archive:
         """Lines of a file."""
         try:
             with self._zip.open(name) as file:
+                self._reading.append(file)
                 while line := file.readline(LINE_MAX + 1):
                     if len(line) > LINE_MAX:
                         raise Refused("invalid", f"{name} has a line of over {LINE_MAX} bytes")

@@ -157,6 +157,7 @@ class _Check:
             if said["num"] in self.sessions:
                 findings.add("file", f"session number {said['num']} is listed twice", file=export.SESSIONS)
             self.sessions[said["num"]] = _Session(self._archive.log, said, findings)
+        _values(self._archive, export.BOOTS, findings)
         if manifest.get("links") is not None:
             lines = self._archive.lines(export.LINKS) if self._archive.has(export.LINKS) else iter(())
             self.links = Links(manifest["links"], lines, set(self.sessions), anchored, self._unlinked)

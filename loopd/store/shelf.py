@@ -134,7 +134,7 @@ class Shelf:
         self, path: Path, by: str, now_ms: int, taken: Callable[[str], bool]
     ) -> tuple[list[Imported], bool]:
         digest, _ = sha256_of(path)
-        with Archive(path) as archive:
+        with Archive(path, called="the archive") as archive:
             proof = verify(archive, keys=self._keys)
             if not proof["ok"]:
                 first = proof["findings"][0]
