@@ -53,10 +53,8 @@ from loopd_protocol.retention_commands import (
 Stop = Callable[[str, int | None], None]
 """(`drain` or `stop`, budget in ms or None): ask the daemon to end; returns at once."""
 
-
 MAKE_ROOM = frozenset({"daemon.freeze", "daemon.unfreeze", "daemon.drain", "daemon.stop", "retention.run"})
 """What is carried out on a full disk as well: it makes room, or ends what takes room."""
-
 
 LEAVE = frozenset({"daemon.drain", "daemon.stop"})
 """What is carried out even when nothing can be written."""
@@ -119,6 +117,7 @@ class Dispatcher:
         self._queries = queries
         self._stop = stop
         self._inflight: dict[tuple[str, str], asyncio.Future[Answer]] = {}
+        self._freezing = 0
         self._denials = Denials()
         self.upkeep: Upkeep | None = None
         self.forensics: ForensicDesk | None = None
@@ -183,7 +182,8 @@ class Dispatcher:
                 command_sha256, result, seq = known
                 if command_sha256 != digest:
                     raise Refused("idempotency_conflict", f"key {key!r} was used for another command")
-                stored = {"seq": seq, **msgspec.json.decode(result)}  # its own, should it have been kept later
+                # its own `seq`, should it have been kept later
+                stored = {"seq": seq, **msgspec.json.decode(result)}
                 return Answer(seq=stored["seq"], result=stored, dup=True)
             return await self._carry_out(command, caller, conditions, keyed)
         finally:
@@ -354,6 +354,11 @@ class Dispatcher:
                 )
         return Answer(seq=self._router.store.head, result={"results": results})
 
+    def _frozen(self) -> bool:
+        """Whether the house is frozen: as the journal says, or because somebody is about to freeze it."""
+        self._router.frozen = self._freezing > 0 or self._router.store.frozen is not None
+        return self._router.frozen
+
     async def _house(self, command: cm.Command, caller: Caller, keyed: Keyed | None) -> Answer:
         router = self._router
         by = caller.principal
@@ -364,12 +369,14 @@ class Dispatcher:
                 stored = None if keyed is None else keyed.stored(result)
                 frozen = ev.DaemonFrozen(by=by, reason=command.reason)
                 # closed before it is durable: from here on nothing is admitted, whatever comes first
-                was, router.frozen = router.frozen, True
+                router.frozen = True
+                self._freezing += 1
                 try:
                     seq = (await router.say(frozen, principal=by, idempotency=stored)).last
-                except Refused:
-                    router.frozen = was
-                    raise
+                finally:
+                    self._freezing -= 1
+                    if not self._frozen():  # it could not be written, or an `unfreeze` stands behind it
+                        await router.reconsider()
                 if command.interrupt:
                     interrupted = await router.cut_all("freeze", by=by)
                 return Answer(seq=seq, result={**result, "interrupted": interrupted, "seq": seq})
@@ -381,18 +388,12 @@ class Dispatcher:
                         await router.keep(stored)
                     return Answer(seq=router.store.head, result=result)
                 seq = (await router.say(ev.DaemonUnfrozen(by=by), principal=by, idempotency=stored)).last
-                router.frozen = False
-                await router.reconsider()
+                if not self._frozen():
+                    await router.reconsider()
                 return Answer(seq=seq, result={**result, "seq": seq})
-            case cm.DaemonDrain():
-                router.draining = True
-                self._stop("drain", command.budget_ms)
-                return Answer(
-                    seq=router.store.head, result={"draining": True, "running": len(router.running())}
-                )
             case _:
                 router.draining = True
-                self._stop("stop", 0)
-                return Answer(
-                    seq=router.store.head, result={"stopping": True, "running": len(router.running())}
-                )
+                drains = isinstance(command, cm.DaemonDrain)
+                self._stop("drain" if drains else "stop", getattr(command, "budget_ms", 0))
+                result = {"draining" if drains else "stopping": True, "running": len(router.running())}
+                return Answer(seq=router.store.head, result=result)

@@ -212,3 +212,46 @@ async def test_what_a_cut_turn_still_ran_when_the_daemon_died_is_ended_at_the_ne
     async with stage(image=image, clock=on.clock, end_leftovers=end_leftovers):
         pass
     assert asked == [[sid]]
+
+
+# -- freezing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("released", ["together", "one by one"])
+async def test_a_freeze_that_meets_an_unfreeze_stands(released: str) -> None:
+    async with stage() as on:
+        sid = await on.new()
+        await on.call(cm.DaemonFreeze())
+        await on.send(sid, "while frozen")
+        on.store.held = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(on.call, cm.DaemonUnfreeze())
+            await on.settle(2)
+            tasks.start_soon(on.call, cm.DaemonFreeze())
+            await on.settle()
+            if released == "one by one":
+                on.store.release_one()
+                await on.settle()
+            on.store.release()
+        frozen_at = (await on.events(None, "daemon.frozen"))[-1].seq
+        assert on.router.frozen
+        await on.send(sid, "and more")
+        await on.settle()
+        assert [e.seq for e in await on.events(sid, "turn.started") if e.seq > frozen_at] == []
+        await on.call(cm.DaemonUnfreeze())
+        await on.settle()
+        assert len(await on.events(sid, "turn.started")) == 1
+
+
+async def test_a_freeze_that_cannot_be_written_leaves_the_house_as_the_journal_says() -> None:
+    async with stage() as on:
+        await on.call(cm.DaemonFreeze())
+        on.store.refuse = Refused("storage_full", "no room")
+        assert (await refused(on, cm.DaemonUnfreeze())).code == "storage_full"
+        assert on.router.frozen
+        on.store.refuse = None
+        await on.call(cm.DaemonUnfreeze())
+        on.store.refuse = Refused("storage_full", "no room")
+        assert (await refused(on, cm.DaemonFreeze())).code == "storage_full"
+        assert not on.router.frozen
+        on.store.refuse = None
