@@ -206,3 +206,22 @@ def test_a_hanging_model_and_a_full_context_are_named_on_every_way(daemon: Daemo
                 assert (ended["outcome"], ended["cause"]) == ("model_error", cause)
                 assert daemon.until(sid, "gate.changed")["b"]["added"]["kind"] == "ProviderBackoff"
                 assert daemon.events(sid, "turn.step", "degeneration.detected") == []
+
+
+def test_a_call_that_was_under_way_when_the_daemon_died_is_reported_at_the_next_start(house: House) -> None:
+    daemon = house.daemon()
+    daemon.start()
+    with endpoint([say("never said", hang_after=0)]) as (model, _):
+        sid = chat(daemon, model.base_url)
+        daemon.call("send", sid, text="hello")
+        asked = daemon.until(sid, "model.asked")["b"]
+        assert [r.sha256 for r in model.requests] == [asked["request_sha256"]]
+        daemon.kill()
+        daemon.start()
+        (boot,) = daemon.ctl("recover")["boots"]
+        assert (boot["calls"], boot["calls_count"], boot["interrupted"]) == ({sid: 1}, 1, {sid: 1})
+        words = daemon.loopctl("recover").stdout
+        assert "model calls cut    1, what they cost is not known" in words
+        assert daemon.events(sid, "model.called") == []
+        assert daemon.ctl("replay", sid)["status"] == "same"
+    daemon.verified(sid)
