@@ -96,7 +96,7 @@ def _signature(archive: Archive, keys: dict[str, bytes], findings: Findings) -> 
         return {"status": "none"}
     try:
         public, signature = bytes.fromhex(proof["public"]), base64.b64decode(proof["sig"], validate=True)
-    except (KeyError, ValueError, binascii.Error):
+    except (KeyError, TypeError, ValueError, binascii.Error):
         findings.add("signature", "the signature of the manifest cannot be read")
         return {"status": "wrong"}
     key = anchors.key_id(public)

@@ -26,7 +26,12 @@ from loopd.store.shelf import Shelf
 from loopd_protocol.errors import Refused
 from tests.store.test_export import Made
 
-Files = dict[str, bytes]
+
+class Files(dict[str, bytes]):
+    """Files of an archive by name; small where hypothesis shows it."""
+
+    def __repr__(self) -> str:
+        return "files"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +40,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(scope="module")
-def files(made: Made) -> Files:
+def files(made: Made) -> dict[str, bytes]:
     with zipfile.ZipFile(made.export("one", sid="ses_1", links=True)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+        return Files((name, archive.read(name)) for name in archive.namelist())
 
 
-def write(target: Path, files: Files, *, how: int = zipfile.ZIP_DEFLATED, more: Files | None = None) -> Path:
+def write(
+    target: Path,
+    files: dict[str, bytes],
+    *,
+    how: int = zipfile.ZIP_DEFLATED,
+    more: dict[str, bytes] | None = None,
+) -> Path:
     with warnings.catch_warnings(), zipfile.ZipFile(target, "w", how) as archive:
         warnings.simplefilter("ignore")  # a name twice is just what is wanted
         for name, data in (*files.items(), *(more or {}).items()):
@@ -49,8 +60,10 @@ def write(target: Path, files: Files, *, how: int = zipfile.ZIP_DEFLATED, more: 
 
 
 def resealed(
-    files: Files, changed: Files, change: Callable[[dict[str, Any]], object] = lambda _: None
-) -> Files:
+    files: dict[str, bytes],
+    changed: dict[str, bytes],
+    change: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> dict[str, bytes]:
     """With other files under a manifest that fits them, unsigned: whoever made it has no key."""
     manifest = json.loads(files[MANIFEST])
     fresh = {name: data for name, data in {**files, **changed}.items() if name != SIGNATURE}
@@ -86,15 +99,15 @@ def joined(values: list[Any]) -> bytes:
     return b"".join(json.dumps(value, separators=(",", ":")).encode() + b"\n" for value in values)
 
 
-def session(**fields: Any) -> Callable[[Files], Files]:
-    def change(files: Files) -> Files:
+def session(**fields: Any) -> Callable[[Files], dict[str, bytes]]:
+    def change(files: Files) -> dict[str, bytes]:
         return resealed(files, {SESSIONS: joined([lines(files[SESSIONS])[0] | fields])})
 
     return change
 
 
-def row(number: int, **fields: Any) -> Callable[[Files], Files]:
-    def change(files: Files) -> Files:
+def row(number: int, **fields: Any) -> Callable[[Files], dict[str, bytes]]:
+    def change(files: Files) -> dict[str, bytes]:
         rows = lines(files[JOURNAL])
         rows[number] |= fields
         return resealed(files, {JOURNAL: joined(rows)})
@@ -102,26 +115,26 @@ def row(number: int, **fields: Any) -> Callable[[Files], Files]:
     return change
 
 
-def manifest(**fields: Any) -> Callable[[Files], Files]:
+def manifest(**fields: Any) -> Callable[[Files], dict[str, bytes]]:
     return lambda files: resealed(files, {}, lambda said: said.update(fields))
 
 
-def raw(name: str, data: bytes) -> Callable[[Files], Files]:
+def raw(name: str, data: bytes) -> Callable[[Files], dict[str, bytes]]:
     return lambda files: resealed(files, {name: data})
 
 
-def without(name: str) -> Callable[[Files], Files]:
+def without(name: str) -> Callable[[Files], dict[str, bytes]]:
     return lambda files: {each: data for each, data in files.items() if each != name}
 
 
-def _bodiless(files: Files) -> Files:
+def _bodiless(files: Files) -> dict[str, bytes]:
     rows = lines(files[JOURNAL])
     rows[1].pop("body")
     return resealed(files, {JOURNAL: joined(rows)})
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
-CASES: dict[str, tuple[Callable[[Files], Files], str]] = {
+CASES: dict[str, tuple[Callable[[Files], dict[str, bytes]], str]] = {
     "a path out of the folder": (lambda files: {**files, "../../evil": b"x"}, "invalid"),
     "an absolute path": (lambda files: {**files, "/etc/evil": b"x"}, "invalid"),
     "a path with a drive": (lambda files: {**files, "C:\\evil": b"x"}, "invalid"),
