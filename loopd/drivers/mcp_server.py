@@ -38,7 +38,15 @@ TOOLS = 256
 
 
 class ServerGone(Exception):
-    """The server cannot be asked now; the text says why, for the model."""
+    """There is no answer of the server; the text says why, for the model.
+
+    Attributes:
+        asked: it was asked before: nobody knows whether it did it.
+    """
+
+    def __init__(self, why: str, *, asked: bool) -> None:
+        super().__init__(f"{why}; nobody knows whether it was carried out" if asked else why)
+        self.asked = asked
 
 
 class Server:
@@ -215,14 +223,14 @@ class Server:
         session = self._session
         if session is None:
             again = "" if self.state == "given up" else "; it is being started again"
-            raise ServerGone(f"the MCP server {self.spec.name!r} is down: {self.why}{again}")
+            raise ServerGone(f"the MCP server {self.spec.name!r} is down: {self.why}{again}", asked=False)
         try:
             with anyio.fail_after(self.spec.timeout_s):
                 return await session.call_tool(tool, args)
         except TimeoutError:
-            raise ServerGone(f"no result within {self.spec.timeout_s} s") from None
+            raise ServerGone(f"no result within {self.spec.timeout_s} s", asked=True) from None
         except Exception as error:  # a wall: the SDK raises whatever went wrong with server or schema
-            raise ServerGone(_reason(error)) from error
+            raise ServerGone(_reason(error), asked=not _refused(error)) from error
 
     async def aclose(self) -> None:
         """End it; returns when its process is gone."""
@@ -242,6 +250,13 @@ async def _listed(session: Any) -> list[Any]:
         cursor = page.next_cursor
         if not cursor or len(tools) >= TOOLS:
             return tools[:TOOLS]
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the server itself answered with an error."""
+    code = getattr(error, "code", None)
+    types = importlib.import_module("mcp_types")
+    return code is not None and code not in {types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT}
 
 
 def _reason(error: BaseException) -> str:

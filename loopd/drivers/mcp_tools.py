@@ -128,7 +128,8 @@ class McpTools:
         try:
             result = await server.call(tool, args)
         except ServerGone as error:
-            return _result(f"error: {error}", error_class="infra")
+            gone = _result(f"error: {error}", error_class="infra")
+            return msgspec.structs.replace(gone, unknown=error.asked)
         text = _text_of(result)
         return _result(text, error_class="tool" if result.is_error else None)
 

@@ -47,13 +47,17 @@ BESIDE = frozenset({"shell", "read_file"})
 
 
 class ForeignResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool of somebody else gave; `sha256` and `size` are of the whole, `text` may be cut."""
+    """What a tool of somebody else gave; `sha256` and `size` are of the whole, `text` may be cut.
+
+    `unknown`: it was asked, and nobody knows what it did.
+    """
 
     ok: bool
     text: str
     sha256: str
     size: int
     error_class: str | None = None
+    unknown: bool = False
 
 
 class ForeignTools(Protocol):
@@ -80,6 +84,7 @@ class _Result(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     error_class: str | None = None
     ends_turn: bool = False
+    unknown: bool = False
 
 
 class Toolbox:
@@ -154,7 +159,10 @@ class Toolbox:
             return self._done(call, result), result.ends_turn
         if self._mcp is not None and self._mcp.has(call.name):
             foreign = functools.partial(self._foreign, self._mcp, call.name)
-            return self._done(call, await self._effect(call, host, foreign, call.args)), False
+            # Nobody can stop it: what was asked for may still happen.
+            return self._done(
+                call, await self._effect(call, host, foreign, call.args, cut="uncertain")
+            ), False
         runner, shape = self._runners()[call.name]
         try:
             args = msgspec.convert(call.args, shape, strict=False)
@@ -178,6 +186,7 @@ class Toolbox:
             sha256=result.sha256,
             size=result.size,
             error_class=result.error_class,
+            unknown=result.unknown,
         )
 
     def _runners(self) -> dict[str, tuple[Callable[[Any], Awaitable[_Result]], type[msgspec.Struct]]]:
@@ -200,7 +209,13 @@ class Toolbox:
         return await _guarded(runner, args)
 
     async def _effect(
-        self, call: ToolCall, host: TurnHost, runner: Callable[[Any], Awaitable[_Result]], args: Any
+        self,
+        call: ToolCall,
+        host: TurnHost,
+        runner: Callable[[Any], Awaitable[_Result]],
+        args: Any,
+        *,
+        cut: str = "cancelled",
     ) -> _Result:
         try:
             await host.permit(call)  # may wait for a person, so a cancellation must reach it
@@ -209,10 +224,10 @@ class Toolbox:
                 await host.intent(call)
         except Refused as error:
             return _Result(ok=False, text=f"denied: {error.message}", error_class="denied")
-        outcome = "cancelled"
+        outcome = cut
         try:
             result = await _guarded(runner, args)
-            outcome = "ok" if result.ok else "error"
+            outcome = "uncertain" if result.unknown else "ok" if result.ok else "error"
         finally:
             # Also when this turn is being cancelled: the tool has ended, and that must be known.
             with anyio.CancelScope(shield=True):

@@ -20,10 +20,12 @@ from loopd.drivers.chat import ChatDriver
 from loopd.drivers.fittings import Fittings
 from loopd.drivers.marks import marked
 from loopd.drivers.mcp_tools import McpTools
+from loopd.drivers.tools import Toolbox
 from loopd.testing.driver_suite import RecordingHost, turn
 from loopd.testing.endpoint import Call, Endpoint, ask, say
 from loopd_protocol.commands import ChatSpec, McpServer
 from loopd_protocol.errors import Refused
+from loopd_protocol.events import ToolCall
 
 pytest.importorskip("mcp", reason="the extra loopd[mcp] is not installed")
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -152,8 +154,55 @@ async def test_a_call_that_takes_too_long_ends_and_the_server_lives_on() -> None
     async with tools(demo(timeout_s=1)) as made:
         late = await made.call("demo__wait", {"seconds": 1.5})
         assert (late.ok, late.error_class) == (False, "infra")
-        assert late.text == "error: no result within 1 s"
+        assert late.text == "error: no result within 1 s; nobody knows whether it was carried out"
         assert (await made.call("demo__add", {"a": 1, "b": 2})).text == "3"
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "outcome"),
+    [
+        ("add", {"a": 1, "b": 2}, "ok"),
+        ("fail", {"why": "no"}, "error"),
+        ("die", {}, "uncertain"),
+        ("wait", {"seconds": 600}, "uncertain"),
+        ("cut", {"seconds": 600}, "uncertain"),
+    ],
+)
+async def test_what_a_server_did_is_uncertain_when_it_gave_no_answer(
+    tmp_path: Path, tool: str, args: dict[str, Any], outcome: str
+) -> None:
+    host = RecordingHost()
+    name = "demo__wait" if tool == "cut" else f"demo__{tool}"
+    async with tools(demo(timeout_s=1 if tool == "wait" else 30)) as made:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+
+                async def cuts() -> None:
+                    await host.intended.wait()
+                    scope.cancel()
+
+                if tool == "cut":
+                    tasks.start_soon(cuts)
+                call = ToolCall(id="c", name=name, args=args)
+                done, _ = await Toolbox("ses_mcp", str(tmp_path), mcp=made).run(call, host)
+                assert ("nobody knows" in str(done.result)) is (outcome == "uncertain")
+    assert scope.cancelled_caught is (tool == "cut")
+    assert host.effects == [("c", "intent"), ("c", outcome)]
+
+
+async def test_a_call_that_a_server_was_never_asked_for_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_server, "RESTART_AFTER_S", 60)
+    host = RecordingHost()
+    async with tools(demo()) as made:
+        (server,) = made._servers
+        await made.call("demo__die", {})
+        while server.state == "up":  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        call = ToolCall(id="c", name="demo__add", args={"a": 1, "b": 1})
+        await Toolbox("ses_mcp", str(tmp_path), mcp=made).run(call, host)
+    assert host.effects == [("c", "intent"), ("c", "error")]
 
 
 async def test_nothing_is_left_of_a_server_and_what_it_started() -> None:
