@@ -261,6 +261,8 @@ class LiveTurn:
         self._forget_partial()
         advanced = await pending.committed()
         self.told_to_stop = advanced.stop
+        if self.questions.place is not None:
+            await self.questions.place.breathe()
         return Directive(
             stop=advanced.stop,
             messages=pending.messages,

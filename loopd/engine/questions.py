@@ -9,13 +9,15 @@ from typing import Self
 import anyio
 
 from loopd.core.policy_inputs import Settle
+from loopd.engine.pace import Pace
 
 
 class Place:
     """One of the places for turns that run at the same time; it can be left and taken again."""
 
-    def __init__(self, limiter: anyio.CapacityLimiter) -> None:
+    def __init__(self, limiter: anyio.CapacityLimiter, pace: Pace) -> None:
         self._limiter = limiter
+        self._pace = pace
         self._held = False
 
     async def __aenter__(self) -> Self:
@@ -28,9 +30,18 @@ class Place:
         self.leave()
 
     async def take(self) -> None:
-        """Wait for a place."""
+        """Wait for a place, and for its time."""
         await self._limiter.acquire_on_behalf_of(self)
         self._held = True
+        try:
+            await self._pace.take()
+        except BaseException:
+            self.leave()
+            raise
+
+    async def breathe(self) -> None:
+        """Let others come in between, without giving the place away."""
+        await self._pace.take()
 
     def leave(self) -> None:
         """Give it to another turn; nothing happens when it is not held."""

@@ -34,6 +34,7 @@ from loopd.engine.directory import Directory, unknown
 from loopd.engine.house_log import HouseLog
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
+from loopd.engine.pace import Pace
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
 from loopd.engine.residents import Residents
@@ -106,6 +107,7 @@ class Router:
         self._loading: dict[str, asyncio.Future[None]] = {}
         self._lost: dict[str, SessionLoop] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
+        self._pace = Pace()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
@@ -319,7 +321,7 @@ class Router:
     def spawn(self, loop: SessionLoop, turn: LiveTurn) -> None:
         """See `office.Office`."""
         assert self._tasks is not None
-        self._tasks.start_soon(loop.run_turn, turn, Place(self._places))
+        self._tasks.start_soon(loop.run_turn, turn, Place(self._places, self._pace))
 
     def release(self, loop: SessionLoop) -> None:
         """See `office.Office`."""
