@@ -8,6 +8,7 @@ from loopd.cli.standing import names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from loopd.cli.run import Run
@@ -34,7 +35,13 @@ def recover(run: Run) -> None:
 
 
 def _boot(run: Run, boot: dict[str, Any]) -> None:
-    sids = [*boot.get("interrupted", {}), *boot.get("uncertain", {}).values(), *boot.get("refused", {})]
+    sids = [
+        *boot.get("interrupted", {}),
+        *boot.get("uncertain", {}).values(),
+        *boot.get("calls", {}),
+        *boot.get("crash_loops", ()),
+        *boot.get("refused", {}),
+    ]
     names = names_of(run, *dict.fromkeys(sids)) if sids else {}
     ended = "after a clean stop" if boot.get("clean") else "after a crash"
     if boot["boot"] == 1:
@@ -67,12 +74,34 @@ def _boot(run: Run, boot: dict[str, Any]) -> None:
             ("cron waits", until(wait, now_ms()) if wait > now_ms() else f"waited until {stamp(wait)}")
         )
     run.console.pairs(pairs)
-    for sid, n in boot.get("interrupted", {}).items():
-        run.console.line(safe(f"  interrupted: turn {n} of {names.get(sid, sid)}"))
-    for effect, sid in boot.get("uncertain", {}).items():
-        run.console.line(safe(f"  uncertain: {effect} of {names.get(sid, sid)} (loopctl effect list)"))
+    for line in _named(boot, names):
+        run.console.line(safe(f"  {line}"))
+
+
+def _named(boot: dict[str, Any], names: dict[str, str]) -> Iterator[str]:
+    """Whom each number is about, and what to do about it."""
+
+    def name(sid: str) -> str:
+        return names.get(sid, sid)
+
+    interrupted, uncertain = boot.get("interrupted", {}), boot.get("uncertain", {})
+    for sid, n in interrupted.items():
+        yield f"interrupted: turn {n} of {name(sid)}"
+    yield from _rest(boot.get("interrupted_count", 0) - len(interrupted))
+    for effect, sid in uncertain.items():
+        yield f"uncertain: {effect} of {name(sid)} (loopctl effect list)"
+    yield from _rest(boot.get("uncertain_count", 0) - len(uncertain))
+    for sid, count in boot.get("calls", {}).items():
+        yield f"model calls cut: {count} of {name(sid)}, made at least in part"
+    for sid in boot.get("crash_loops", ()):
+        yield f"held, the daemon keeps dying in it: {name(sid)} (loopctl why {name(sid)})"
     for sid, why in boot.get("refused", {}).items():
-        run.console.line(safe(f"  left alone: {names.get(sid, sid)}: {why}"))
+        yield f"left alone: {name(sid)}: {why} (loopctl verify {name(sid)})"
+
+
+def _rest(count: int) -> Iterator[str]:
+    if count > 0:
+        yield f"… and {count} more"
 
 
 def effects(run: Run) -> None:

@@ -234,6 +234,12 @@ def _goal_changed(run: Run, command: dict[str, Any]) -> int:
 # -- one session ------------------------------------------------------------------------------
 
 
+HOUSE_ENDS = {
+    "freeze": "; `loopctl unfreeze` ends it",
+    "maintenance": "; the disk is full: make room, it goes on by itself",
+}
+
+
 def why(run: Run) -> None:
     """Why a session does not run, who said so, what waits, and when it ends."""
     answer = run.link.ask({"t": "why", "sid": run.args.sid})
@@ -249,7 +255,7 @@ def why(run: Run) -> None:
         for line in answers(answer):
             console.line(line)
     if answer.get("house"):
-        lifted = {"freeze": "; `loopctl unfreeze` ends it"}.get(answer["house"], "")
+        lifted = HOUSE_ENDS.get(answer["house"], "")
         console.line(f"the whole daemon admits nothing: {safe(answer['house'])}{lifted}")
     goal, turn = answer.get("goal") or {}, answer.get("turn")
     coming = answer.get("next") or {}
@@ -258,6 +264,7 @@ def why(run: Run) -> None:
         [
             ("goal", f"{goal['status']}: {goal.get('text', '')}" if goal else "none"),
             ("turn", f"{turn['n']} runs, {turn.get('trigger', '')}" if turn else ""),
+            ("near", ", ".join(answer.get("near") or {})),
             (
                 "next",
                 f"{what} {until(at, now) if at is not None else ''}" if coming else "",

@@ -83,14 +83,22 @@ def names_of(run: Run, *refs: str) -> dict[str, str]:
     if run.console.format != "table":
         return {}
     try:
-        found = (
-            [run.link.ask({"t": "session.get", "sid": ref}) for ref in refs] if refs else all_sessions(run)
-        )
+        found = [session for ref in refs for session in _one(run, ref)] if refs else all_sessions(run)
     except Failure as failure:
         if failure.code != "forbidden":
             raise
         return {}
     return {session["sid"]: session.get("name") or session["sid"] for session in found}
+
+
+def _one(run: Run, ref: str) -> list[dict[str, Any]]:
+    """A session, or none: retention may have forgotten it since it was written down."""
+    try:
+        return [run.link.ask({"t": "session.get", "sid": ref})]
+    except Failure as failure:
+        if failure.code != "not_found":
+            raise
+        return []
 
 
 def all_sessions(run: Run, **command: Any) -> list[dict[str, Any]]:

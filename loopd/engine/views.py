@@ -211,6 +211,7 @@ def why_view(session: Session, closed_by: str | None) -> dict[str, Any]:
         "turn": turn_view(session),
         "next": upcoming,
         "uncertain": [effect.id for effect in session.effects if effect.uncertain],
+        "near": {} if session.turn is None else session.turn.near,
     }
 
 
