@@ -147,9 +147,7 @@ def _member(group: str, rest: list[str], start: int) -> tuple[str, list[str]]:
     if place is None and any(word in {"-h", "--help"} for word in rest):
         sys.stdout.write(overview(group))
         raise SystemExit(0)
-    if group in DEFAULT_MEMBERS and (
-        place is not None or group in {"cron", "budget", "token", "consumer", "webhook"}
-    ):
+    if group in DEFAULT_MEMBERS and (place is not None or group not in {"gate", "inbox"}):  # of one session
         return f"{group} {DEFAULT_MEMBERS[group]}", rest
     raise Failure(
         "usage",

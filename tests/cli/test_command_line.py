@@ -119,7 +119,7 @@ def test_options_may_stand_between_the_words_of_a_verb(line: str, sid: list[str]
 
 @pytest.mark.parametrize(
     ("words", "name"),
-    [(["inbox", "s1"], "inbox list"), (["gate", "s1"], "gate get"), (["cron"], "cron list"), (["cron", "-o", "json"], "cron list")],
+    [(["inbox", "s1"], "inbox list"), (["gate", "s1"], "gate get"), (["cron"], "cron list"), (["cron", "-o", "json"], "cron list"), (["anchor"], "anchor list"), (["db"], "db status"), (["effect"], "effect list"), (["retention"], "retention status")],
 )  # fmt: skip
 def test_a_group_has_an_obvious_member(words: list[str], name: str) -> None:
     assert find_verb(words)[0] == name

@@ -204,7 +204,7 @@ class EventStream:
             listed = (await self._desk.carry_out(ConsumerList(), caller)).result["consumers"]
             found = next((row for row in listed if row["name"] == name), None)
             if found is None:
-                raise Refused("not_found", f"no consumer {name!r}", path="$.consumer")
+                raise Refused("not_found", f"no consumer {name!r} of this token", path="$.consumer")
             kinds, refs = kinds or tuple(found["kinds"]), refs or tuple(found["sids"])
             cursor = cursor or Cursor(log=found["cursor"]["log"], seq=found["cursor"]["seq"])
         snapshot = _truth(query.get("snapshot"), "snapshot")
