@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ from loopd.core.access import Answer, Caller, authorize
 from loopd.core.inputs import Advanced
 from loopd.core.state import Session
 from loopd.core.writes import Idempotency
-from loopd.engine import agent_desk
+from loopd.engine import agent_desk, batches
 from loopd.engine.access_desk import AccessDesk
 from loopd.engine.clearance import cleared
 from loopd.engine.creation import create
@@ -33,7 +34,6 @@ from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
 from loopd.engine.reach import Reaches
 from loopd.engine.router import Router
-from loopd.engine.selection import select
 from loopd.engine.translation import Result, input_of, result_of
 from loopd.engine.upkeep import Upkeep
 from loopd_protocol import commands as cm
@@ -155,7 +155,7 @@ class Dispatcher:
             raise
         conditions = Conditions(if_rev, if_gate_gen, if_turn)
         mutating = command.type in cm.MUTATING or (isinstance(command, cm.Batch) and not command.dry_run)
-        if key is None or not mutating or isinstance(command, cm.Batch):
+        if key is None or not mutating:
             answer = await self._carry_out(command, caller, conditions, None)
         else:
             answer = await self._once(command, caller, conditions, key)
@@ -202,7 +202,7 @@ class Dispatcher:
             case cm.SessionCreate():
                 return await self._create(command, caller, keyed)
             case cm.Batch():
-                return await self._batch(command, caller)
+                return await batches.carry_out(self._router, command, keyed, partial(self._each, caller))
             case cm.DaemonFreeze() | cm.DaemonUnfreeze() | cm.DaemonDrain() | cm.DaemonStop():
                 return await self._house(command, caller, keyed)
             case AgentAsk():
@@ -334,25 +334,11 @@ class Dispatcher:
         result = {"sid": loop.session.sid, "name": loop.session.name, "seq": seq}
         return Answer(seq=seq, rev=loop.session.ss, result=result)
 
-    async def _batch(self, command: cm.Batch, caller: Caller) -> Answer:
-        selector = command.selector
-        rows = select(self._router, selector.labels, selector.sids, ended=selector.ended)
-        names = [{"sid": row.sid, "name": row.name} for row in rows]
-        if command.dry_run:
-            return Answer(seq=self._router.store.head, result={"would": names})
-        results = []
-        for row in rows:
-            one = msgspec.structs.replace(command.cmd, sid=row.sid)
-            try:
-                answer = await self._carry_out(one, caller, Conditions(), None)
-            except Refused as refusal:
-                error = {"code": refusal.code, "message": refusal.message}
-                results.append({"sid": row.sid, "name": row.name, "ok": False, "error": error})
-            else:
-                results.append(
-                    {"sid": row.sid, "name": row.name, "ok": True, "seq": answer.seq, "r": answer.result}
-                )
-        return Answer(seq=self._router.store.head, result={"results": results})
+    async def _each(self, caller: Caller, command: cm.Command, key: str | None) -> Answer:
+        """Carry out the part of a batch that one session is."""
+        if key is None:
+            return await self._carry_out(command, caller, Conditions(), None)
+        return await self._once(command, caller, Conditions(), key)
 
     def _frozen(self) -> bool:
         """Whether the house is frozen: as the journal says, or because somebody is about to freeze it."""

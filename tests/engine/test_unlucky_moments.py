@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import anyio
@@ -255,3 +256,42 @@ async def test_a_freeze_that_cannot_be_written_leaves_the_house_as_the_journal_s
         assert (await refused(on, cm.DaemonFreeze())).code == "storage_full"
         assert not on.router.frozen
         on.store.refuse = None
+
+
+# -- many sessions ------------------------------------------------------------------------------------------
+
+
+def to_all(*sids: str) -> cm.Batch:
+    return cm.Batch(selector=cm.Selector(sids=sids), cmd=cm.Send(sid="x", text="once"))
+
+
+async def times_sent(on: Stage, sid: str) -> int:
+    return len(await on.events(sid, "envelope.accepted"))
+
+
+async def test_a_batch_with_a_key_is_carried_out_once_for_each_session() -> None:
+    async with stage() as on:
+        sids = [await on.new(), await on.new()]
+        first = await on.call(to_all(*sids), key="k")
+        again = await on.call(to_all(*sids), key="k")
+        assert (again.dup, again.result["results"]) == (True, first.result["results"])
+        assert [await times_sent(on, sid) for sid in sids] == [1, 1]
+        assert (await refused(on, to_all(sids[0]), key="k")).code == "idempotency_conflict"
+        await on.call(to_all(*sids), key="another")
+        assert [await times_sent(on, sid) for sid in sids] == [2, 2]
+
+
+async def test_a_batch_that_a_crash_met_in_its_middle_goes_on_where_it_was() -> None:
+    async with stage() as on:
+        sids = [await on.new(), await on.new()]
+        on.store.held = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(on.call, to_all(*sids), key="k"))
+            await on.settle()
+            on.store.release_one()
+            image = on.store.image()
+            on.store.release()
+    async with stage(image=image, clock=on.clock) as again:
+        assert [await times_sent(again, sid) for sid in sids] == [1, 0]
+        await again.call(to_all(*sids), key="k")
+        assert [await times_sent(again, sid) for sid in sids] == [1, 1]
