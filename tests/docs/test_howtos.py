@@ -16,7 +16,8 @@ from loopd.testing.replies import Call, ask, say
 from tests.cli.conftest import run
 from tests.e2e.harness import FILLER, Daemon, House, endpoint
 
-HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
+TOP = Path(__file__).resolve().parents[2]
+HOWTO = TOP / "docs" / "howto"
 PAGES = (
     "after-a-crash",
     "suspend",
@@ -25,6 +26,7 @@ PAGES = (
     "export-for-an-auditor",
     "back-up",
     "keep-the-journal-small",
+    "inspect",
 )
 """In the order in which they are read: what one page does, the next may show."""
 
@@ -80,7 +82,7 @@ class Reader:
         self.proof = 0
 
     def types(self, command: str) -> list[str]:
-        command = command.replace("/backup/", f"{self.folder}/")
+        command = command.replace("/backup/", f"{self.folder}/").replace(" tests/", f" {TOP}/tests/")
         command = re.sub(r"(--suspended-since) \d+", rf"\1 {self.proof}", command)
         program, *words = shlex.split(command)
         assert program == "loopctl", command
