@@ -1,4 +1,4 @@
-"""Verbs that explain and hand on what happened: replay, fork, diff, anchors."""
+"""Verbs that explain and hand on what happened: fork, diff, anchors."""
 
 from __future__ import annotations
 
@@ -33,81 +33,6 @@ def patient(run: Run) -> None:
     """Wait long for an answer, unless told otherwise."""
     if run.args.timeout is None:
         run.link.timeout_s = max(run.link.timeout_s, LONG_S)
-
-
-# -- replay -----------------------------------------------------------------------------------
-
-
-def replay(run: Run) -> int:
-    """Decides a recorded session again; exit code 1 at the first difference."""
-    args, console = run.args, run.console
-    overrides = dict(args.set)
-    if args.sid.endswith(".zip"):
-        outcome = _of_archive(args.sid, overrides)
-    else:
-        patient(run)
-        outcome = run.link.ask({"t": "replay", "sid": args.sid, "set": overrides})
-    good = outcome["status"] != "different"
-    if console.format != "table":
-        console.json(outcome)
-        return OK if good else FAILED
-    counted = f"{outcome['events']:,} events, {outcome['decisions']:,} decisions, {outcome['verdicts']:,} findings of rules"
-    if outcome["status"] == "same":
-        words = f"the same, byte for byte: {counted}"
-        console.line(console.styled(words, "green"))
-    elif outcome["status"] == "ended":
-        console.line(console.styled(f"the same as far as the record goes: {counted}", "yellow"))
-        console.line(f"it ends behind seq {outcome['last_seq']}: {safe(outcome['why'])}")
-    else:
-        _difference(console, outcome["difference"], counted)
-    return OK if good else FAILED
-
-
-def _difference(console: Console, difference: dict[str, Any], counted: str) -> None:
-    where = f"seq {difference['seq']} (event {difference['ss']} of the session, {stamp(difference['at_ms'])})"
-    console.line(console.styled(f"DIFFERENT at {where}", "red"))
-    console.line(safe(difference["what"]))
-    console.pairs(
-        [
-            ("input", str(difference.get("given") or "")),
-            ("rule", str(difference.get("rule") or "")),
-            ("recorded", str(difference.get("recorded") or "nothing")),
-            ("replayed", str(difference.get("replayed") or "nothing")),
-        ]
-    )
-    for field in difference.get("fields") or ():
-        console.line(f"  {safe(field['path'])}")
-        console.line(f"    {console.styled('- ' + safe(_compact(field.get('recorded'))), 'red')}")
-        console.line(f"    {console.styled('+ ' + safe(_compact(field.get('replayed'))), 'green')}")
-    console.line(f"up to there the same: {counted}")
-
-
-def _of_archive(path: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    from pathlib import Path
-
-    import msgspec
-
-    from loopd.core.replay import Replay, Row
-    from loopd.store.archive import Archive
-    from loopd_protocol.errors import Refused
-
-    try:
-        with Archive(Path(path)) as archive:
-            work: dict[int, Replay] = {}
-            for row in archive.rows():
-                if row.sid is None:
-                    continue
-                if row.sid not in work and work:
-                    raise Failure(
-                        "usage", f"{path!r} holds several sessions; export one, or import it and name one"
-                    )
-                one = work.setdefault(row.sid, Replay(overrides))
-                one.feed((Row(row.seq, row.ss, row.at_ms, row.kind, row.whole),))
-    except Refused as refused:
-        raise Failure(refused.code, refused.message) from None
-    if not work:
-        raise Failure("not_found", f"{path!r} holds no session")
-    return dict(msgspec.to_builtins(next(iter(work.values())).finish()))
 
 
 # -- fork -------------------------------------------------------------------------------------

@@ -212,8 +212,14 @@ class Replay:
         del settings
         for place, row in enumerate(rows):
             if place >= len(made):
-                what = f"the record has {row.kind!r}; nothing is decided now"
-                self._part(row, given, what, recorded=row.kind, rule=_rule(recorded[place]))
+                self._part(
+                    row,
+                    given,
+                    f"the record has {row.kind!r}; nothing is decided now",
+                    recorded=row.kind,
+                    rule=_rule(recorded[place]),
+                    fields=_fields(msgspec.json.decode(row.body or b"{}"), {}),
+                )
                 return
             mine = _restored(recorded[place], made[place])
             body = msgspec.json.encode(mine)
@@ -241,7 +247,7 @@ class Replay:
             named = ", ".join(field.path for field in fields) or "its bytes"
             what = f"{row.kind!r} differs in {named}"
         else:
-            fields = ()
+            fields = _both(msgspec.json.decode(row.body or b"{}"), msgspec.json.decode(body))
             what = f"the record has {row.kind!r}; decided now is {made.kind!r}"
         self._part(
             row,
@@ -293,6 +299,17 @@ def _fields(recorded: Any, replayed: Any) -> tuple[Field, ...]:
     found: list[Field] = []
     _walk("", recorded, replayed, found)
     return tuple(found[:FIELDS_MAX])
+
+
+def _both(recorded: dict[str, Any], replayed: dict[str, Any]) -> tuple[Field, ...]:
+    """Two events of different kinds side by side: nothing of one answers to anything of the other."""
+    names = [name for name in dict.fromkeys((*recorded, *replayed)) if name not in _OF_THE_SHELL]
+    return tuple(
+        Field(
+            path=name, recorded=_shown(recorded.get(name, _GONE)), replayed=_shown(replayed.get(name, _GONE))
+        )
+        for name in names[:FIELDS_MAX]
+    )
 
 
 def _walk(path: str, recorded: Any, replayed: Any, found: list[Field]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from loopd import __version__
 from loopd.core import replay
-from loopd.core.evolution import evolve
+from loopd.core.evolution import DERIVATION, evolve
 from loopd.core.state import Session
 from loopd.store.rows import PAGE_ROWS, Row, session_page
 from loopd_protocol import events as ev
@@ -73,7 +74,20 @@ def replay_session(
         if not work.feed((replay.Row(row.seq, row.ss, row.at_ms, row.kind, row.whole),)):
             break
     outcome: dict[str, Any] = msgspec.to_builtins(work.finish())
+    if outcome.get("difference"):
+        wrote = connection.execute(
+            "SELECT b.version, b.derivation FROM journal AS j JOIN boot AS b ON b.n = j.boot WHERE j.seq = ?",
+            (outcome["difference"]["seq"],),
+        ).fetchone()
+        outcome |= by_whom(wrote)
     return {"sid": sid, **outcome}
+
+
+def by_whom(wrote: tuple[str, int] | None) -> dict[str, Any]:
+    """Which version wrote the event in which a replay differs, and which one replays."""
+    now = {"version": __version__, "derivation": DERIVATION}
+    then = None if wrote is None else {"version": wrote[0], "derivation": wrote[1]}
+    return {"recorded_by": then, "replayed_by": now}
 
 
 class Past:

@@ -332,3 +332,89 @@ def test_a_page_and_spans_are_made_of_a_session(daemon: Daemon, mapper: str, tmp
     turns = [span for span in made if span["name"].startswith("invoke_agent")]
     assert len(turns) == len(daemon.events(mapper, "turn.started"))
     assert any(span["name"] == "hold Degeneration" for span in made)
+
+
+def test_a_replay_explains_what_differs_and_what_to_ask_next(
+    daemon: Daemon, mapper: str, tmp_path: Path
+) -> None:
+    """The record is changed in a copy, where nobody checks the chain; replay alone finds that it cannot have been so."""
+    whole = tmp_path / "m.zip"
+    daemon.ctl("export", mapper, "-f", str(whole))
+    assert daemon.loopctl("replay", str(whole)).stdout.startswith("the same, byte for byte")
+
+    def told(change: Any) -> str:
+        with zipfile.ZipFile(whole) as old:
+            files = {name: old.read(name) for name in old.namelist()}
+        rows = [json.loads(line) for line in files["journal.ndjson"].splitlines()]
+        change(rows)
+        files["journal.ndjson"] = b"".join(
+            json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows
+        )
+        changed = tmp_path / "changed.zip"
+        with zipfile.ZipFile(changed, "w") as new:
+            for name, data in files.items():
+                new.writestr(name, data)
+        done = daemon.loopctl("replay", str(changed))
+        assert done.returncode == 1, done.stderr
+        return done.stdout
+
+    def first(rows: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+        return next(row for row in rows if row["kind"] == kind)
+
+    def another_answer(rows: list[dict[str, Any]]) -> None:
+        step = [row for row in rows if row["kind"] == "turn.step"][2]
+        step["body"] = json.loads(json.dumps(step["body"]).replace(FILLER, "Something else."))
+
+    text = told(another_answer)
+    assert "the record has 'degeneration.detected'; nothing is decided now" in text
+    assert "led to it  the end of a turn (TurnEnded)" in text
+    assert "recorded   degeneration.detected  repeated_text → close: 5 of 5 turns" in text
+    assert "replayed   nothing" in text
+    assert "this event, or one before it, is not what it was; `loopctl verify" in text.replace(
+        "So this", "this"
+    )
+    text = told(lambda rows: rows.remove(first(rows, "degeneration.detected")))
+    assert "the record has 'gate.changed'; decided now is 'degeneration.detected'" in text
+    assert "recorded   gate.changed  closed by detection" in text
+    text = told(lambda rows: first(rows, "gate.changed")["body"]["added"].update(until_ms=1_795_400_000_000))
+    assert "'gate.changed' differs in added.until_ms" in text
+    assert "- 1795400000000" in text
+    text = told(lambda rows: first(rows, "degeneration.detected")["body"].update(config_revision="ffff"))
+    assert "only the revision of the rules and their settings has another name" in text
+
+    def elsewhere(rows: list[dict[str, Any]]) -> None:
+        another_answer(rows)
+        for row in rows:
+            row["boot"] = 99  # of a boot that is not listed: nobody knows who wrote it
+
+    assert "This version may decide otherwise than the one that wrote it" in told(elsewhere)
+    asked = daemon.loopctl("replay", mapper, "--set", "rules.repeated_text.threshold=4").stdout
+    assert "replayed   degeneration.detected  repeated_text → close: 4 of 4 turns" in asked
+    assert "the settings of --set would have made otherwise" in asked
+    assert daemon.loopctl("replay", str(tmp_path / "none.zip")).returncode == 3
+
+
+def test_verify_says_what_is_not_proven_and_what_is_not_trusted(
+    daemon: Daemon, mapper: str, tmp_path: Path
+) -> None:
+    began = daemon.events(mapper)[0]["seq"]
+    text = daemon.loopctl("verify", mapper, "--suspended-since", str(began)).stdout
+    assert text.startswith("NOT PROVEN (the journal is whole, the suspension is not what was asked for)")
+    text = daemon.loopctl("verify").stdout
+    assert "events, " in text
+    assert "{" not in text, "nobody has to read JSON"
+    file = tmp_path / "m.zip"
+    daemon.ctl("export", mapper, "-f", str(file))
+    assert "which only the archive itself names; --trust KEY" in daemon.loopctl("verify", str(file)).stdout
+    other = daemon.loopctl("verify", str(file), "--trust", "ab" * 32)
+    assert (other.returncode, other.stdout.startswith("NOT TRUSTED")) == (1, True)
+    key = daemon.ctl("anchor", "list")["keys"][0]["public"]
+    assert "which you trust" in daemon.loopctl("verify", str(file), "--trust", key).stdout
+    for words, said in (
+        (("verify", mapper, "--trust", key), "--trust is about a signature"),
+        (("verify", str(file), "--trust", "xyz"), "64 hex digits"),
+        (("export", mapper, "-f", str(tmp_path / "no" / "x.zip")), "cannot write"),
+        (("anchor", "export", "-f", str(tmp_path / "no" / "x")), "cannot write"),
+    ):
+        done = daemon.loopctl(*words)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr

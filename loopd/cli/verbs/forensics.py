@@ -127,7 +127,7 @@ def _import(parser: argparse.ArgumentParser) -> None:
 VERBS: dict[str, Verb] = {
     "replay": Verb(
         "decide a recorded session again: the same, byte for byte?",
-        "forensics:replay",
+        "replaying:replay",
         _replay,
         "loopctl replay mapper",
         "loopctl replay mapper --set rules.exact_repeat.soft=3",
