@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from loopd.core import gate
-from loopd.core.account import NOTHING, Purse, Used, own_purses, total_of, which
+from loopd.core.account import NOTHING, Purse, Used, own_purses, total_of, which, window_end
 from loopd.core.inputs import ContextShrunk, House, ModelReported
 from loopd.core.policy_inputs import BudgetSetRequested
 from loopd.core.state import Running, Session
@@ -174,14 +174,27 @@ def said(purse: Purse) -> str:
     return f"the budget of {unit}{purse.kind}{window} ({purse.scope}) is spent: {purse.used} of {purse.limit}"
 
 
-def ease(decision: Decision) -> None:
-    """Remove a `Budget` hold whose limit was raised, removed, or has a new window."""
+def ease(decision: Decision, *, raised: bool = False) -> None:
+    """Remove a `Budget` hold whose limit was raised or removed; `raised`: just now, and on purpose.
+
+    A hold that outlives its window was extended by a person: it stands until the moment that they named, and
+    not until somebody looks.
+    """
     hold = gate.hold_of(decision.session.gate, "Budget")
     if not isinstance(hold, Budget) or hold.by != "budget":
         return
     standing = {purse.which: purse for purse in purses(decision)}.get(hold.which)
+    if standing is not None and not raised and hold.until_ms > decision.now and _later(standing, hold):
+        return
     if standing is None or not standing.spent:
         decision.change_gate(gate.Open(("Budget",)), cause="budget", by="budget")
+
+
+def _later(purse: Purse, hold: Budget) -> bool:
+    """Whether the purse's window is a later one than that in which the hold was set."""
+    if purse.per_ms is None or purse.until_ms is None:
+        return False
+    return purse.until_ms > window_end(hold.since_ms, purse.per_ms)
 
 
 def change(decision: Decision, given: BudgetSetRequested) -> None:
@@ -201,7 +214,7 @@ def change(decision: Decision, given: BudgetSetRequested) -> None:
         )
     )
     if session.status == "live":
-        ease(decision)
+        ease(decision, raised=True)
         if decision.session.turn is None and not conclude(decision):
             decision.judge()
 

@@ -14,6 +14,7 @@ from loopd.core.conversation import StepDone
 from loopd.core.inputs import (
     Advanced,
     CutRequested,
+    GateExtendRequested,
     ModelReported,
     Reconsidered,
     Recovered,
@@ -125,6 +126,38 @@ def test_a_long_window_is_looked_at_again_each_day() -> None:
     made.tick_through(made.now + DAY_MS)
     assert made.kinds == ["Budget"]
     assert made.session.turns == 1
+
+
+def test_a_budget_hold_that_was_extended_stands_until_then_although_its_window_is_over() -> None:
+    made = world(limit("tokens", 100, HOUR_MS))
+    made.send()
+    spend(made, 100)
+    made.finish()
+    made.send()
+    until = START_MS + HOUR_MS + 40_000
+    made.apply(
+        GateExtendRequested(by="uid:1", kind="Budget", until_ms=until)
+    )  # the model checks its deadline
+    made.tick_through(until - 1)
+    made.send(text="and this")
+    assert made.kinds == ["Budget"]
+    made.tick_through(until)
+    assert made.kinds == []
+    assert made.session.turn is not None
+
+
+def test_raising_the_limit_ends_an_extended_hold_in_a_later_window_too() -> None:
+    made = world(limit("tokens", 100, HOUR_MS))
+    made.send()
+    spend(made, 100)
+    made.finish()
+    made.send()
+    made.apply(GateExtendRequested(by="uid:1", kind="Budget", until_ms=START_MS + 3 * HOUR_MS))
+    made.tick_through(START_MS + 2 * HOUR_MS)
+    assert made.kinds == ["Budget"]
+    made.apply(BudgetSetRequested(by="uid:1", kind="tokens", limit=1_000, per_ms=HOUR_MS))
+    assert made.kinds == []
+    assert made.session.turn is not None
 
 
 def test_raising_a_spent_window_opens_the_gate_and_what_waits_goes_in() -> None:
