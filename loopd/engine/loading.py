@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from loopd.core.state import Session
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History, step_messages
@@ -15,6 +16,9 @@ from loopd_protocol.forensic_events import SessionForked
 
 LIFE = ("session.created", "session.ended", "session.resumed")
 """Kinds of events that say whether a session lives."""
+
+BLOBS_AT_ONCE = 8
+"""Contents that are read in one go: a context of full steps has seven."""
 
 HISTORY_EVENTS = 2_000
 """Newest events of a session that are read when it is loaded."""
@@ -93,13 +97,15 @@ async def _content(store: Store, events: Sequence[ev.Event], context_bytes: int)
     is read.
     """
     blobs: dict[str, bytes] = {}
+    asked: set[str] = set()
     newer = turn = 0  # bytes of the turns that were passed, and of the one that is being passed
     ended = compacted = False
-    for event in reversed(events):
-        for digest in blob_names(event):
-            data = await store.blob(digest)
-            if data is not None:
-                blobs[digest] = data
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        if not asked.issuperset(blob_names(event)):
+            wanted = list(islice(_unasked(events[place::-1], asked), BLOBS_AT_ONCE))
+            blobs.update(await store.blobs(wanted))
+            asked.update(wanted)
         match event:
             case ev.TurnCompleted() | ev.TurnInterrupted():
                 ended = True
@@ -114,6 +120,10 @@ async def _content(store: Store, events: Sequence[ev.Event], context_bytes: int)
             case _:
                 pass
     return blobs
+
+
+def _unasked(events: Iterable[ev.Event], asked: Collection[str]) -> Iterator[str]:
+    return (digest for event in events for digest in blob_names(event) if digest not in asked)
 
 
 def blob_names(event: ev.Event) -> list[str]:

@@ -199,6 +199,9 @@ class Store(Protocol):
     async def events_at(self, sid: str, numbers: Sequence[int]) -> list[StoredEvent]:
         """Events of a session by their `ss`, in order."""
 
+    async def blobs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+        """Contents by their SHA-256 (hex); those that are not stored are left out."""
+
     async def blob(self, sha: str) -> bytes | None:
         """Content by its SHA-256 (hex)."""
 

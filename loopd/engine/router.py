@@ -19,8 +19,6 @@ import anyio.abc
 from loopd.core.account import Purse
 from loopd.core.inputs import (
     CutRequested,
-    HoldReleased,
-    HoldRequested,
     Reconsidered,
     Recovered,
     Ticked,
@@ -31,6 +29,7 @@ from loopd.core.state import Session
 from loopd.core.writes import PassiveRow
 from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
+from loopd.engine.feeding import RETRY_MS, OwnInput, code_of, feed
 from loopd.engine.house_log import HouseLog
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.loading import read_session
@@ -44,12 +43,6 @@ from loopd.engine.treasury import Treasury
 from loopd_protocol.errors import Refused
 
 logger = logging.getLogger("loopd.engine")
-
-FIRED_AT_ONCE = 256
-"""Deadlines that share a commit."""
-
-RETRY_MS = 1_000
-"""A deadline that could not be carried out is looked at again after this time."""
 
 DeltaSink = Callable[[str, int, str], None]
 
@@ -171,43 +164,9 @@ class Router:
             for loop in self.residents:
                 ending.start_soon(loop.aclose)
 
-    async def feed(
-        self, sids: Sequence[str], given: Ticked | Reconsidered | HoldRequested | HoldReleased
-    ) -> int:
-        """Give many sessions an input of the daemon's own; returns how many it changed, durably.
-
-        Who refuses it, or cannot be read, is left out: one broken session must not stop all.
-        """
-        count = 0
-        for start in range(0, len(sids), FIRED_AT_ONCE):
-            written = []
-            for sid in sids[start : start + FIRED_AT_ONCE]:
-                try:
-                    loop = await self.loop_of(sid)
-                    pending = loop.apply(given)
-                except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all
-                    logger.error("session not carried on", extra={"sid": sid, "code": _code(error)})
-                    if sid not in self.unwell:  # which nothing but a new start makes well
-                        self.timers.arm(sid, self.clock.now_ms() + RETRY_MS)
-                    continue
-                if pending.advanced.events:
-                    written.append(pending)
-                elif not loop.writing:
-                    self._look_again(loop)
-                # else the session is ahead of its row; the commit that is on its way arms it anew
-            for pending in written:
-                with contextlib.suppress(Refused):  # `lost` has armed it again
-                    await pending.committed()
-                    count += 1
-        return count
-
-    def _look_again(self, loop: SessionLoop) -> None:
-        """Nothing was due after all: its row is out of date, for example because the house closed."""
-        self.changed(loop)
-        now = self.clock.now_ms()
-        armed = self.timers.deadline_of(loop.session.sid)
-        if armed is not None and armed <= now:
-            self.timers.arm(loop.session.sid, now + RETRY_MS)  # never spin on a deadline
+    async def feed(self, sids: Sequence[str], given: OwnInput) -> int:
+        """Give many sessions an input of the daemon's own; see `loopd.engine.feeding`."""
+        return await feed(self, sids, given)
 
     # -- finding and loading ----------------------------------------------------------------
 
@@ -343,7 +302,9 @@ class Router:
         """See `office.Office`."""
         if loop.forgotten:
             return
-        logger.error("write failed, session reloaded", extra={"sid": loop.session.sid, "code": _code(error)})
+        logger.error(
+            "write failed, session reloaded", extra={"sid": loop.session.sid, "code": code_of(error)}
+        )
         loop.forgotten = True
         if self.residents.get(loop.session.sid) is loop:
             self._lost[loop.session.sid] = loop
@@ -410,7 +371,3 @@ class Router:
         """The house opened again: judge every session that has something to do."""
         rows = [row for row in self.rows.values() if row.status == "live"]
         await self.feed([row.sid for row in rows if row.inbox or row.goal == "active"], Reconsidered())
-
-
-def _code(error: BaseException) -> str:
-    return error.code if isinstance(error, Refused) else type(error).__name__

@@ -247,6 +247,12 @@ def blob(connection: sqlite3.Connection, sha: str) -> bytes | None:
     return None if row is None else unpacked(row[0], row[1])
 
 
+def blobs(connection: sqlite3.Connection, digests: Sequence[str]) -> dict[str, bytes]:
+    """Contents by their digests (hex)."""
+    found = ((sha, blob(connection, sha)) for sha in digests)
+    return {sha: data for sha, data in found if data is not None}
+
+
 def turn_events(connection: sqlite3.Connection, sid: str, n: int) -> list[StoredEvent]:
     """All events of turn `n` and the accepted envelopes that it consumed, in order of `ss`."""
     num = session_number(connection, sid)

@@ -108,6 +108,10 @@ class Reading(ABC):
         """The last `limit` events of these kinds of one session, oldest first."""
         return await self._read(queries.session_tail, sid, tuple(kinds), limit)
 
+    async def blobs(self, digests: Sequence[str]) -> dict[str, bytes]:
+        """Contents by their SHA-256 (hex); those that are not stored are left out."""
+        return await self._read(queries.blobs, tuple(digests))
+
     async def blob(self, sha: str) -> bytes | None:
         """Content by its SHA-256 (hex), or None."""
         return await self._read(queries.blob, sha)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import anyio
+import anyio.lowlevel
 import pytest
 
 from loopd.core.conversation import StepDone, TurnEnd, TurnRequest
+from loopd.core.state import Session
+from loopd.engine.feeding import READ_AT_ONCE
 from loopd.engine.history import History
-from loopd.engine.loading import read_session
+from loopd.engine.loading import BLOBS_AT_ONCE, read_session
 from loopd.engine.ports import TurnHost
 from loopd.engine.residents import size_bytes
 from loopd_protocol import commands as cm
@@ -70,18 +76,18 @@ async def test_a_long_session_is_read_no_further_back_than_its_context() -> None
         await talk(on, sid, 40)
         asked = [m.text for m in on.requests[-1].messages]
         await on.new()  # and it has left
-        blob = on.store.blob
+        blobs = on.store.blobs
 
-        async def counted(sha: str) -> bytes | None:
-            read.append(sha)
-            return await blob(sha)
+        async def counted(digests: Sequence[str]) -> dict[str, bytes]:
+            read.extend(digests)
+            return await blobs(digests)
 
-        on.store.blob = counted  # type: ignore[method-assign]
+        on.store.blobs = counted  # type: ignore[method-assign]
         await talk(on, sid)
         again = [m.text for m in on.requests[-1].messages]
     assert len(again) == len(asked)
     assert again[-3:-1] == ["message 39", f"40{LONG}"]
-    assert len(read) == len(set(read)) == 7
+    assert len(read) == len(set(read)) == BLOBS_AT_ONCE
 
 
 async def test_a_session_that_is_larger_than_the_room_works() -> None:
@@ -140,3 +146,27 @@ async def test_the_size_of_a_history_is_that_of_its_messages() -> None:
         assert loop.history.size_bytes() == recounted(loop.history)
         again = await read_session(on.router, sid)
         assert again.history.size_bytes() == loop.history.size_bytes()
+
+
+async def test_many_that_are_due_together_are_read_at_the_same_time() -> None:
+    reading: list[int] = [0, 0]
+
+    async with stage(idle_bytes=0) as on:
+        sids = [await on.new("long", run=long_step) for _ in range(40)]
+        for sid in sids:
+            await on.call(cm.Suspend(sid=sid, until_ms=on.clock.now_ms() + 60_000))
+        load = on.store.load_session
+
+        async def slow(sid: str) -> Session | None:
+            reading[0] += 1
+            reading[1] = max(reading)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            reading[0] -= 1
+            return await load(sid)
+
+        on.store.load_session = slow  # type: ignore[method-assign]
+        await on.pump(60_000)
+        assert reading == [0, READ_AT_ONCE]
+        assert [sid for sid in sids if not (await on.state(sid)).gate.is_open] == []
+        assert len(on.router.residents) == 1
