@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -12,6 +12,7 @@ from loopd.store.request import Findings, Request
 from loopd_protocol import events as ev
 
 PAGE_BLOBS = 64
+DIGESTS_AT_ONCE = 256
 
 
 class BlobCheck:
@@ -83,7 +84,12 @@ def references(event: ev.Event) -> Iterator[str]:
             pass
 
 
-def missing(connection: sqlite3.Connection, digests: set[bytes]) -> list[str]:
-    """Those of the digests for which there is no blob, as hex."""
-    known = "SELECT 1 FROM blob WHERE sha = ?"
-    return [digest.hex() for digest in digests if connection.execute(known, (digest,)).fetchone() is None]
+def missing(connection: sqlite3.Connection, digests: Collection[bytes]) -> set[bytes]:
+    """Those of the digests for which there is no blob."""
+    wanted, found = list(digests), set[bytes]()
+    for start in range(0, len(wanted), DIGESTS_AT_ONCE):
+        part = wanted[start : start + DIGESTS_AT_ONCE]
+        marks = ", ".join("?" * len(part))
+        rows = connection.execute(f"SELECT sha FROM blob WHERE sha IN ({marks})", part)  # noqa: S608  (marks)
+        found.update(row[0] for row in rows)
+    return set(wanted) - found

@@ -81,6 +81,7 @@ class SessionCheck:
 
     def _take(self, page: list[Row]) -> None:
         before, placed = self._state, []
+        named: dict[bytes, list[Row]] = {}
         for row in page:
             if row.ss <= self._ss or self._ss + 1 in self._links:
                 self._pass_over()
@@ -96,7 +97,7 @@ class SessionCheck:
             self._previous, self._ss, self._boot = row.sh or b"", row.ss, row.boot
             self._first_boot = self._first_boot or row.boot
             event = self._event(row)
-            self._blobs(row, event)
+            self._name(named, row, event)
             if event is None:
                 self._invariants.unseen(row.kind, row.turn, row.boot)
                 self._foldable = False  # its content is gone or from the future: no refold beyond it
@@ -106,6 +107,9 @@ class SessionCheck:
             self._invariants.see(row.seq, row.ss, row.boot, event)
             placed.append(Placed(row.seq, row.ss, row.at_ms, event, row.body or b""))
             self._fold(event, row)
+        for digest in sorted(missing(self._connection, named)):
+            for row in named[digest]:
+                self._findings.add("blob", f"blob {digest.hex()} is missing", **self._where(row))
         if self._foldable and self._state is not None and placed:
             plan = Plan()
             plan.add(self._num, before, self._state, placed)
@@ -134,15 +138,15 @@ class SessionCheck:
             self._findings.add("body", f"{row.kind!r} cannot be decoded: {error}", **self._where(row))
             return None
 
-    def _blobs(self, row: Row, event: ev.Event | None) -> None:
+    def _name(self, named: dict[bytes, list[Row]], row: Row, event: ev.Event | None) -> None:
+        """Note the blobs that a row needs."""
         if row.whole is None:
             return  # with its content, its blobs may have gone
-        named = {row.blob} if row.blob is not None else set()
+        digests = {row.blob} if row.blob is not None else set()
         if event is not None:
-            named |= {bytes.fromhex(digest.removeprefix("sha256:")) for digest in references(event)}
-        if named:
-            for digest in missing(self._connection, named):
-                self._findings.add("blob", f"blob {digest} is missing", **self._where(row))
+            digests |= {bytes.fromhex(digest.removeprefix("sha256:")) for digest in references(event)}
+        for digest in digests:
+            named.setdefault(digest, []).append(row)
 
     def _fold(self, event: ev.Event, row: Row) -> None:
         if not self._foldable:

@@ -171,7 +171,7 @@ def test_where_no_process_can_be_started_one_does_all(
 
 
 def test_what_the_file_refuses_a_process_tells(path: Path) -> None:
-    tamper(path, "DROP TABLE boot")
+    tamper(path, "DROP TABLE cron")
     with pytest.raises(Refused, match="other tables than this loopd expects") as refused:
         proven(path, crew=True)
     assert refused.value.code == "corrupt"
