@@ -130,6 +130,11 @@ class Console:
             self.line(f"{self.styled(name.ljust(width), 'dim')}  {value}")
 
 
+def plural(number: int, things: str) -> str:
+    """`1 event`, `2,000 events`; `things` is the plural."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 def safe(text: str, *, lines: bool = False) -> str:
     r"""Text without anything that a terminal acts on.
 

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 
-from loopd.cli.console import safe
+from loopd.cli.console import plural, safe
 from loopd.cli.exits import Failure
 from loopd.cli.forensics import patient
 
@@ -60,7 +60,7 @@ def _export(run: Run) -> None:
         run.console.json({"file": os.path.abspath(target), **told})
         return
     counts = told["manifest"]["counts"]
-    words = f"{counts['events']:,} events, {counts['sessions']:,} sessions, {counts['blobs']:,} blobs"
+    words = ", ".join(plural(counts[things], things) for things in ("events", "sessions", "blobs"))
     profile = told["manifest"]["redaction"]["profile"]
     redacted = (
         f"; redaction {profile}: {counts['redacted_events']:,} events changed" if profile != "none" else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopd.cli.console import Cell, safe
+from loopd.cli.console import Cell, plural, safe
 from loopd.cli.instants import now_ms, span, stamp
 from loopd.cli.standing import all_sessions, because, ends
 
@@ -154,8 +154,8 @@ def _show(run: Run, counted: dict[str, Any]) -> None:
     cut = f", {counted['interrupted']} interrupted" if counted["interrupted"] else ""
     console.line(
         console.styled(
-            f"since {stamp(counted['since_ms'])} ({ago}): {len(counted['worked'])} sessions took "
-            f"{counted['turns']} turns{cut}, {counted['tokens']} tokens",
+            f"since {stamp(counted['since_ms'])} ({ago}): {plural(len(counted['worked']), 'sessions')} took "
+            f"{plural(counted['turns'], 'turns')}{cut}, {counted['tokens']:,} tokens",
             "bold",
         )
     )

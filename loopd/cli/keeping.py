@@ -6,7 +6,7 @@ import os
 import time
 
 from loopd.cli.bar import size
-from loopd.cli.console import safe
+from loopd.cli.console import plural, safe
 from loopd.cli.instants import now_ms, span, stamp
 from loopd.cli.selection import change
 
@@ -195,7 +195,7 @@ def snapshot(run: Run) -> None:
             ("head hash", answer.get("head_hash") or ""),
             (
                 "verified",
-                f"{checked['events']:,} events, {checked['sessions']:,} sessions, {checked['blobs']:,} blobs"
+                ", ".join(plural(checked[things], things) for things in ("events", "sessions", "blobs"))
                 if checked
                 else "its pages and the end of its chain",
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from loopd.cli.console import safe
+from loopd.cli.console import plural, safe
 from loopd.cli.exits import FAILED, OK, Failure
 from loopd.cli.forensics import patient
 
@@ -108,7 +108,7 @@ def _facts(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
             case "range", {"first": first, "last": last}:
                 yield name, f"seq {first} to {last}"
             case "checked", {}:
-                yield name, ", ".join(f"{count:,} {what}" for what, count in value.items())
+                yield name, ", ".join(plural(count, what) for what, count in value.items())
             case "session", {"ss": ss}:
                 yield name, f"{ss:,} events, chain ends with {value.get('hash')}"
             case "anchors", {}:

@@ -84,7 +84,7 @@ def markdown(report: RunReport) -> str:
     if report.turns:
         out += ["## Last turns", ""]
         out += [
-            f"- turn {turn['n']}, {turn['outcome']}, {turn['steps']} steps: `{turn['show']}`"
+            f"- turn {turn['n']}, {turn['outcome']}, {turn['steps']} step{'s' * (turn['steps'] != 1)}: `{turn['show']}`"
             for turn in report.turns
         ] + [""]
     if report.issue is not None:

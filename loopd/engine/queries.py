@@ -270,7 +270,7 @@ class Queries:
         messages, missing = await self._messages(sid, manifest)
         done = [e for e in stored if e.kind == "turn.step"]
         if not 1 <= step <= max(1, len(done) + 1):
-            raise Refused("not_found", f"step {step} of turn {n}; it has {len(done)} steps", path="$.step")
+            raise Refused("not_found", f"step {step} of turn {n}; the last one is {len(done)}", path="$.step")
         shown = await self._shown(sid, messages, stored, step)
         request = TurnRequest(
             sid=sid,

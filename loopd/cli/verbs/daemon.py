@@ -26,5 +26,8 @@ VERBS: dict[str, Verb] = {
         "completion:print_script",
         sign.completion,
         "loopctl completion bash > ~/.local/share/bash-completion/completions/loopctl",
+        "loopctl completion zsh > ~/.zfunc/_loopctl    # a folder of $fpath, before compinit",
+        "loopctl completion fish > ~/.config/fish/completions/loopctl.fish",
+        "loopctl completion bash --program loopd > ~/.local/share/bash-completion/completions/loopd",
     ),
 }
