@@ -61,5 +61,15 @@ svg .rung { stroke: var(--rung); stroke-width: 2; fill: none; }
 svg .tokens { fill: var(--tokens); }
 svg .label, svg .axis { fill: var(--faint); font: 11px system-ui, sans-serif; }
 svg .axis { text-anchor: middle; }
+@media (max-width: 640px) {
+  header, main { padding: 0 12px; }
+  header { padding-top: 16px; }
+  section { padding: 12px; }
+  .findings, .findings tbody, .findings tr { display: block; }
+  .findings thead { display: none; }
+  .findings tr { border-bottom: 1px solid var(--line); padding: 6px 0; }
+  .findings td { display: inline-block; border: 0; padding: 0 12px 0 0; min-width: 0; }
+  .findings td:last-child { display: block; padding: 4px 0 0; }
+}
 </style></head><body>
 """

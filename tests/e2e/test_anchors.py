@@ -6,7 +6,12 @@ import base64
 import hashlib
 import hmac
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +22,8 @@ import msgspec
 import pytest
 
 from loopd.store.rows import Row
-from tests.e2e.harness import NO_RULES, Daemon, House, working
+from tests.e2e.harness import NO_RULES, Daemon, House, free_port, working
+from tests.e2e.hosting import soon
 from tests.e2e.rewriting import rewrite
 
 pytestmark = pytest.mark.process
@@ -244,3 +250,42 @@ def test_an_export_with_links_is_tied_to_anchors_kept_elsewhere(
     assert {finding["check"] for finding in found} == {"anchor"}
     assert found[0]["after"] < told["seq"] <= found[0]["seq"]
     assert hashlib.sha256(forged.read_bytes()).digest() != hashlib.sha256(tied.read_bytes()).digest()
+
+
+def test_the_receiver_of_the_how_to_page_keeps_what_is_signed_and_nothing_else(
+    house: House, tmp_path: Path
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "keep-evidence-elsewhere.md"
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    kept, port = tmp_path / "kept.ndjson", free_port()
+    daemon = house.daemon("paged", config=OFTEN).start()
+    hook = daemon.ctl(
+        "webhook", "create", "auditor", f"http://127.0.0.1:{port}/anchors", "-k", "anchor.*", "--after", "0"
+    )
+    env = {**os.environ, "KEPT": str(kept), "SECRET": hook["secret"], "PORT": str(port)}
+    with subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.DEVNULL) as receiver:
+        try:
+            busy(house, daemon, "one")
+            last = daemon.events(None, "anchor.signed")[-1]["seq"]
+            daemon.ctl("webhook", "retry", "auditor")
+
+            def all_taken() -> bool:
+                (row,) = daemon.ctl("webhook", "list")["webhooks"]
+                if row["tries"]:
+                    daemon.ctl("webhook", "retry", "auditor")
+                return bool(row["delivered"]) and row["cursor"] >= last
+
+            soon(all_taken)
+            forged = urllib.request.Request(
+                f"http://127.0.0.1:{port}/anchors", b'{"b":{"sig":"x"}}',
+                {"webhook-id": "x:1", "webhook-timestamp": "1", "webhook-signature": "v1,AAAA"},
+            )  # fmt: skip
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(forged, timeout=10)
+        finally:
+            receiver.terminate()
+    proof = daemon.ctl("verify", "--anchors", str(kept))
+    assert proof["anchors_given"]["checked"] == len(kept.read_text().splitlines()) >= 2
+    assert proof["anchors_given"]["agreed"] is not None
