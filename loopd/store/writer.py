@@ -215,12 +215,13 @@ class Writer:
 
         def work(raw: sqlite3.Connection) -> bool:
             self._chores -= 1
+            before = self.commits.checkpoints
             raw.execute("PRAGMA busy_timeout = 0")  # nobody waits for a reader
             try:
                 self._checkpoint(raw, "TRUNCATE")
             finally:
                 raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            return self.commits.wal_bytes == 0
+            return self.commits.checkpoints > before and self.commits.wal_bytes == 0
 
         self._chores += 1
         try:
