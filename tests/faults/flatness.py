@@ -129,6 +129,16 @@ def judged(looks: Sequence[Look], run_s: float, *, ripe_s: float = 0.0) -> dict[
     return verdicts
 
 
+def rates(looks: Sequence[Look], run_s: float) -> list[float]:
+    """Events a second in each quarter: a process that has more to do may be larger."""
+    found = []
+    for n in range(LAST + 1):
+        part = quarter(looks, n, run_s)
+        took = part[-1].at_s - part[0].at_s if part else 0.0
+        found.append(round((part[-1].head - part[0].head) / took, 1) if took else 0.0)
+    return found
+
+
 def told(verdicts: dict[str, Judgement]) -> list[str]:
     """One line for each figure."""
     lines = []

@@ -36,7 +36,7 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.frames import Hello, Peer, Sub
 from tests.faults import disk
 from tests.faults.examination import Acknowledged, examine
-from tests.faults.flatness import SLACK, Look, judged, look, report, told
+from tests.faults.flatness import SLACK, Look, judged, look, rates, report, told
 from tests.faults.load import BUSY, Hand, Model
 
 SESSIONS = 200
@@ -321,6 +321,7 @@ class Soak:
             "trouble": self.trouble,
             "grown": [name for name, each in verdicts.items() if not each.flat and name in DECIDES],
             "not_judged": missing,
+            "events_per_s": rates(self.looks, seconds),
             "told": told(verdicts),
             **report(self.looks, verdicts),
         }
