@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from loopd.testing.acp_mcp import Answer, use_server
+from loopd.testing.acp_model import call_model
 from loopd.testing.acp_quirks import HABITS, QUIRKS, STUBBORN, Json
 
 
@@ -259,6 +260,8 @@ class Agent:
                 await self._tool(session, spec)
             case {"own": spec}:
                 await self._own(session, spec)
+            case {"call": spec}:
+                self.log({"called": await asyncio.to_thread(call_model, spec)})
             case {"update": body}:
                 self.update(session, body)
             case {"usage": usage}:
@@ -291,8 +294,7 @@ class Agent:
                 asked = {"sessionId": session, "toolCall": call, "options": options}
                 self.log({"permission": (await self.ask("session/request_permission", asked)).get("result")})
             case {"die": code}:
-                sys.stderr.write("panic: out of cheese\n")
-                sys.stderr.flush()
+                os.write(2, b"panic: out of cheese\n")
                 os._exit(code)
             case {"kill": _}:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from loopd.testing.endpoint import Call, Recorded, Reply, ask, fail, say
 from tests.e2e.audit import Journal
 from tests.e2e.harness import NO_RULES, Daemon, House, endpoint, gone
+from tests.e2e.hosting import hosted
 
 pytestmark = pytest.mark.process
 APIS = ("chat-completions", "messages", "responses")
@@ -102,6 +104,69 @@ def test_a_budget_stops_the_next_call_before_it_leaves(daemon: Daemon) -> None:
         count = len(model.requests)
     assert count == 3, "400, 800, 1200: the fourth call may not leave"
     assert len(daemon.events(sid, "model.called")) == 3
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_a_hosted_agent_asked_its_model_is_shown_as_the_endpoint_received_it(
+    house: House, shared: Daemon, api: str
+) -> None:
+    path = {"chat-completions": "/chat/completions"}.get(api, f"/{api}")
+    asked = [
+        {
+            "model": "m-1",
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": f"{n}: ünïcode \u2028 {{}}"}],
+        }
+        for n in range(3)
+    ]
+    if api == "responses":
+        asked = [{"model": "m-1", "input": str(body["messages"])} for body in asked]
+    model_env = '[model]\nrequired = ["base_url"]\n[model.env]\nMODEL_BASE = "${base_url}"\nMODEL_KEY = "${api_key}"\n'
+    with endpoint([say("one"), say("two"), say("three")]) as (model, _):
+        agent = hosted(
+            house, shared, name=f"caller-{api}",
+            turns=[
+                [{"call": {"path": path, "body": asked[0]}}, {"call": {"path": path, "body": asked[1]}}, {"say": "a"}],
+                [{"call": {"path": path, "body": asked[2]}}, {"say": "b"}],
+            ],
+            spec={"base_url": model.base_url, "model": "m-1"}, kind={"capabilities": model_env},
+        )  # fmt: skip
+        for count, text in enumerate(("go", "on"), 1):
+            shared.call("send", agent.sid, text=text)
+            shared.until(agent.sid, "turn.completed", count=count)
+        received = [(request.sha256, request.body, request.api) for request in model.requests]
+    assert [each["called"]["status"] for each in agent.told("called")] == [200, 200, 200]
+    shown = [call for n in (1, 2) for call in shared.ctl("show", f"{agent.sid}@{n}", "--calls")["calls"]]
+    assert [(c["request_sha256"], c["request"].encode(), c["api"]) for c in shown] == received
+    prompt = shared.ctl("show", f"{agent.sid}@2", "--prompt")["prompt"]
+    frames = json.dumps(prompt)
+    assert "session/prompt" in frames, "and the raw frames are beside them"
+    shared.call("session.end", agent.sid)
+
+
+@pytest.mark.parametrize("proxied", [False, True], ids=["direct", "proxied"])
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_every_request_is_rebuilt_behind_a_compaction_on_every_api(
+    house: House, shared: Daemon, api: str, proxied: bool
+) -> None:
+    def script(asked: Recorded) -> Reply:
+        if b"Sum up the conversation" in asked.body:
+            return say(f"SUMMARY {asked.number}: all was looked at.")
+        return say(f"Chapter {asked.number} says something new, at some length. " * 8)
+
+    with endpoint(script) as (model, _):
+        sid = chat(shared, model.base_url, api=api, proxy=proxied, context_bytes=6_000)
+        for n in range(1, 13):
+            shared.call("send", sid, text=f"write chapter {n}, and remember what the ones before it said")
+            shared.until(sid, "turn.completed", count=n)
+        received = {request.sha256: request.body for request in model.requests}
+    assert shared.events(sid, "context.compacted"), "else nothing is shown by this test"
+    for event in shared.events(sid, "turn.step"):
+        step = event["b"]
+        prompt = shared.call("turn.get", sid, n=step["n"], prompt=True, step=step["step"])["prompt"]
+        assert prompt["missing"] == []
+        assert prompt["request_sha256"] == prompt["recorded_sha256"] == step["request_sha256"]
+        assert prompt["request"].encode() == received[step["request_sha256"]]
 
 
 def test_context_is_compacted_recorded_and_rebuilt_also_after_a_crash(house: House) -> None:
