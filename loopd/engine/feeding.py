@@ -70,7 +70,7 @@ async def _give(router: Router, sid: str, given: OwnInput, written: list[Pending
         pending = loop.apply(given)
     except Exception as error:  # noqa: BLE001  the wall: one broken session must not stop all
         logger.error("session not carried on", extra={"sid": sid, "code": code_of(error)})
-        if sid not in router.unwell:  # which nothing but a new start makes well
+        if sid in router.rows and sid not in router.unwell:  # else only a new start helps, or nothing
             router.timers.arm(sid, router.clock.now_ms() + RETRY_MS)
         return
     if pending.advanced.events:

@@ -12,6 +12,7 @@ from loopd.core.prices import Prices
 from loopd.core.state import Session
 from loopd.core.writes import Appended, PassiveRow
 from loopd.engine.ports import Clock, DriverFactory, Store
+from loopd.engine.seats import Seats
 
 if TYPE_CHECKING:
     from loopd.engine.live_turn import LiveTurn
@@ -24,6 +25,7 @@ class Office(Protocol):
     clock: Clock
     store: Store
     make_driver: DriverFactory
+    seats: Seats
 
     @property
     def closed_by(self) -> str | None:

@@ -44,6 +44,7 @@ class Residents:
         self.idle_bytes_max = IDLE_BYTES_MAX if idle_bytes is None else idle_bytes
         self._idle_max = IDLE_SESSIONS_MAX if idle_sessions is None else idle_sessions
         self._loops: dict[str, SessionLoop] = {}
+        self._lost: dict[str, SessionLoop] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()
 
     def __contains__(self, sid: object) -> bool:
@@ -73,6 +74,24 @@ class Residents:
     def add(self, loop: SessionLoop) -> None:
         """Keep a session in memory; it works until it `rested`."""
         self._loops[loop.session.sid] = loop
+        self._lost.pop(loop.session.sid, None)
+
+    def lose(self, loop: SessionLoop) -> None:
+        """Take out a session whose write failed: the next one that is read has to wait for it."""
+        if self._loops.get(loop.session.sid) is loop:
+            self._lost[loop.session.sid] = loop
+        self.remove(loop)
+
+    async def left(self, sid: str) -> SessionLoop | None:
+        """What was lost of a session, when all that it still wrote has arrived: only then it may be read."""
+        lost = self._lost.get(sid)
+        if lost is not None:
+            await lost.written()
+        return lost
+
+    def forget(self, sid: str) -> None:
+        """It will not be read again: it was never written."""
+        self._lost.pop(sid, None)
 
     def remove(self, loop: SessionLoop) -> None:
         """Take a session out, if it is this one that is here."""

@@ -7,7 +7,6 @@ history, no driver. It is loaded when something arrives or comes due, and unload
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,6 @@ import anyio.abc
 
 from loopd.core.account import Purse
 from loopd.core.inputs import (
-    CutRequested,
     Reconsidered,
     Recovered,
     Ticked,
@@ -27,6 +25,7 @@ from loopd.core.passive import passive_row
 from loopd.core.prices import Prices
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow
+from loopd.engine import closing
 from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
 from loopd.engine.feeding import RETRY_MS, OwnInput, code_of, feed
@@ -37,6 +36,7 @@ from loopd.engine.pace import Pace
 from loopd.engine.ports import Clock, DriverFactory, Store
 from loopd.engine.questions import Place
 from loopd.engine.residents import Residents
+from loopd.engine.seats import Seats
 from loopd.engine.session_loop import SessionLoop
 from loopd.engine.timers import Timers
 from loopd.engine.treasury import Treasury
@@ -97,8 +97,8 @@ class Router:
         self.say, self.tell, self.keep = house_log.say, house_log.tell, house_log.keep
         self.note = house_log.note
         self.residents = Residents(idle_bytes=idle_bytes)
+        self.seats = Seats()
         self._loading: dict[str, asyncio.Future[None]] = {}
-        self._lost: dict[str, SessionLoop] = {}
         self._places = anyio.CapacityLimiter(concurrent_turns)
         self._pace = Pace()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -216,13 +216,9 @@ class Router:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loading[sid] = future
         try:
-            lost = self._lost.get(sid)
-            if lost is not None:
-                await lost.written()  # what is read must not be overtaken by what it still writes
+            lost = await self.residents.left(sid)
             loop = await read_session(self, sid, trusted=sid in self._trusted)
-            if lost is not None:
-                loop.previous = lost.ends()
-                del self._lost[sid]
+            loop.previous = None if lost is None else lost.ends()
             self.residents.add(loop)
             self._trusted.add(sid)
         except Refused as refusal:
@@ -306,9 +302,7 @@ class Router:
             "write failed, session reloaded", extra={"sid": loop.session.sid, "code": code_of(error)}
         )
         loop.forgotten = True
-        if self.residents.get(loop.session.sid) is loop:
-            self._lost[loop.session.sid] = loop
-        self.residents.remove(loop)
+        self.residents.lose(loop)
         if loop.turn is not None:
             loop.turn.cut = True
             loop.turn.questions.give_up()
@@ -317,7 +311,7 @@ class Router:
             self.release(loop)
         if loop.session.sid not in self.rows:  # its creation failed: there is nothing to look at
             self.directory.names.release(loop.session.name, loop.session.sid)
-            self._lost.pop(loop.session.sid, None)
+            self.residents.forget(loop.session.sid)
             return
         # looked at again soon: its turn, if one ran, is then recovered like after a crash
         self.timers.arm(loop.session.sid, self.clock.now_ms() + RETRY_MS)
@@ -345,22 +339,11 @@ class Router:
 
     async def finished(self) -> None:
         """Wait until no turn runs. Only useful while no new one may start."""
-        for loop in self.running():
-            await loop.written()  # its start may be on the way to the journal
-            if loop.turn is not None:
-                await loop.turn.finished.wait()
+        await closing.finished(self.running())
 
     async def cut_all(self, cause: str, *, by: str, within_s: float | None = None) -> int:
         """Interrupt every running turn and wait until its driver has stopped; returns how many."""
-        loops = [loop for loop in self.running() if loop.session.turn is not None]
-        for loop in loops:
-            given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
-            with contextlib.suppress(Refused):  # not written, but `lost` has stopped its driver
-                await loop.apply(given, principal=by).committed()
-        async with anyio.create_task_group() as waiting:  # together: one that is stuck holds nobody else up
-            for loop in loops:
-                waiting.start_soon(loop.stopped, within_s)
-        return len(loops)
+        return await closing.cut(self.running(), cause, by=by, within_s=within_s)
 
     async def reconsider_some(self, sids: Iterable[str], given: Reconsidered) -> None:
         """What binds these sessions changed: judge those that live again."""

@@ -70,7 +70,7 @@ class SessionLoop:
         self.turn: LiveTurn | None = None
         self.writing = 0
         self.forgotten = False
-        self._driver: Driver | None = None
+        self._seat = office.seats.of(session.sid)
         self._manifests = Manifests()
         self._driver_sha256 = sha256(msgspec.json.encode(session.driver, order="sorted"))
         self._starting: dict[int, TurnRequest] = {}
@@ -336,13 +336,10 @@ class SessionLoop:
         with anyio.move_on_after(self.settings.turn.deadline_ms / 1_000) as deadline:
             turn.questions.deadline = deadline
             try:
-                if self._driver is None:
-                    self._driver = self._office.make_driver(
-                        self.session.sid, self.session.driver, self.session.workspace
-                    )
+                driver = await self._seat.driver(self._make_driver)
                 if failpoints.armed:
                     failpoints.hit("turn.driver")
-                return await self._driver.take_turn(turn.request, turn)
+                return await driver.take_turn(turn.request, turn)
             except Refused as refusal:
                 if turn.told_to_stop:
                     return TurnEnd(outcome="completed")  # the core knows why it was to stop
@@ -388,10 +385,11 @@ class SessionLoop:
     @property
     def drives(self) -> bool:
         """It holds a driver."""
-        return self._driver is not None
+        return self._seat.taken
+
+    def _make_driver(self) -> Driver:
+        return self._office.make_driver(self.session.sid, self.session.driver, self.session.workspace)
 
     async def aclose(self) -> None:
         """Release the driver."""
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            await driver.aclose()
+        await self._seat.aclose()

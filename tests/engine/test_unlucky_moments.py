@@ -295,3 +295,55 @@ async def test_a_batch_that_a_crash_met_in_its_middle_goes_on_where_it_was() -> 
         assert [await times_sent(again, sid) for sid in sids] == [1, 0]
         await again.call(to_all(*sids), key="k")
         assert [await times_sent(again, sid) for sid in sids] == [1, 1]
+
+
+# -- drivers ------------------------------------------------------------------------------------------------
+
+
+class Leaving:
+    """A driver whose agent takes a moment to end."""
+
+    def __init__(self, here: list[Leaving], gate: Gate) -> None:
+        here.append(self)
+        self._here = here
+        self._gate = gate
+
+    async def take_turn(self, request: TurnRequest, host: TurnHost) -> TurnEnd:
+        assert self._here == [self], "the one before it has not left"
+        await say(host, f"turn {request.n}")
+        return TurnEnd(outcome="completed")
+
+    def render(self, request: TurnRequest) -> bytes | None:
+        return None
+
+    async def aclose(self) -> None:
+        await self._gate.wait()
+        self._here.remove(self)
+
+
+@pytest.mark.parametrize("why", ["suspended", "unloaded"])
+async def test_a_driver_begins_when_the_one_before_it_has_left(why: str) -> None:
+    async with stage(idle_bytes=None if why == "suspended" else 0) as on:
+        sid, other = await on.new(), await on.new()
+        here: list[Leaving] = []
+        gate = Gate()
+        on.router.make_driver = lambda *_: Leaving(here, gate)
+        try:
+            await on.send(sid, "one")
+            await on.settle()
+            # Of those that rest there is room for the newest only.
+            await on.call(cm.Suspend(sid=sid if why == "suspended" else other))
+            await on.until(gate.reached.is_set)
+            await on.send(sid, "two")
+            await on.settle()
+        finally:
+            gate.open()
+        await on.settle()
+        assert [event.outcome for event in await on.decoded(sid, ev.TurnCompleted)] == ["completed"] * 2
+
+
+async def test_a_deadline_of_a_session_that_is_no_more_is_dropped() -> None:
+    async with stage() as on:
+        on.router.timers.arm("ses_gone", on.clock.now_ms())
+        await on.pump()
+        assert on.router.timers.deadline_of("ses_gone") is None
