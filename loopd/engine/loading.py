@@ -102,8 +102,8 @@ async def _content(store: Store, events: Sequence[ev.Event], context_bytes: int)
     ended = compacted = False
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
-        if not asked.issuperset(blob_names(event)):
-            wanted = list(islice(_unasked(events[place::-1], asked), BLOBS_AT_ONCE))
+        while not asked.issuperset(blob_names(event)):
+            wanted = list(islice(_unasked((events[at] for at in range(place, -1, -1)), asked), BLOBS_AT_ONCE))
             blobs.update(await store.blobs(wanted))
             asked.update(wanted)
         match event:

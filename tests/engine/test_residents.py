@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loopd.core.conversation import StepDone, TurnEnd, TurnRequest
 from loopd.core.state import Session
@@ -16,6 +19,7 @@ from loopd.engine.loading import BLOBS_AT_ONCE, read_session
 from loopd.engine.ports import TurnHost
 from loopd.engine.residents import size_bytes
 from loopd_protocol import commands as cm
+from loopd_protocol.events import ToolCall
 from tests.engine.stage import Gate, Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +70,25 @@ async def test_who_left_memory_is_told_the_same_as_who_stayed() -> None:
     left, many = await contexts(0)
     assert left == stayed
     assert many > few  # each had to be loaded, and to be given a driver, again
+
+
+async def test_a_step_with_many_long_results_comes_back_whole() -> None:
+    calls = 3 * BLOBS_AT_ONCE
+
+    async def many(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        done = tuple(
+            ToolCall(id=f"c{n}", name="shell", ok=True, result=f"{n}{LONG[:5_000]}") for n in range(calls)
+        )
+        await host.step(StepDone(text="looked", calls=done))
+        return TurnEnd(outcome="completed")
+
+    async with stage(idle_bytes=0) as on:
+        sid = await on.new("many", run=many)
+        await talk(on, sid)
+        await on.new()  # and it has left
+        await talk(on, sid)
+        results = [m.text for m in on.requests[-1].messages if m.role == "tool"]
+    assert results == [f"{n}{LONG[:5_000]}" for n in range(calls)]
 
 
 async def test_a_long_session_is_read_no_further_back_than_its_context() -> None:
@@ -170,3 +193,29 @@ async def test_many_that_are_due_together_are_read_at_the_same_time() -> None:
         assert reading == [0, READ_AT_ONCE]
         assert [sid for sid in sids if not (await on.state(sid)).gate.is_open] == []
         assert len(on.router.residents) == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 90_000), st.integers(0, 9_000), st.booleans()), min_size=1, max_size=14)
+)
+async def test_what_is_read_again_is_what_was_in_memory(turns: list[tuple[int, int, bool]]) -> None:
+    left = iter(turns)
+
+    async def some(request: TurnRequest, host: TurnHost) -> TurnEnd:
+        text, result, fails = next(left)
+        call = ToolCall(id="c", name="shell", ok=True, result="r" * result)
+        await host.step(StepDone(text="t" * text, calls=(call,)))
+        if fails:
+            raise RuntimeError("the driver broke")
+        return TurnEnd(outcome="completed")
+
+    logging.getLogger("loopd.engine").setLevel(logging.CRITICAL)
+    async with stage(idle_bytes=1 << 30) as on:
+        sid = await on.new("some", run=some)
+        for _ in turns:
+            await talk(on, sid)
+            loop = await on.router.loop_of(sid)
+            again = await read_session(on.router, sid)
+            assert again.history.request("") == loop.history.request("")
+            assert again.history.size_bytes() == loop.history.size_bytes()
