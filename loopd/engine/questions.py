@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from loopd.core.policy_inputs import Settle
 from loopd.engine.pace import Pace
@@ -31,7 +32,11 @@ class Place:
 
     async def take(self) -> None:
         """Wait for a place, and for its time."""
-        await self._limiter.acquire_on_behalf_of(self)
+        await checkpoint_if_cancelled()
+        try:  # nearly always there is one: waiting for it would cost each turn a step of the event loop
+            self._limiter.acquire_on_behalf_of_nowait(self)
+        except anyio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(self)
         self._held = True
         try:
             await self._pace.take()

@@ -39,6 +39,9 @@ class Nobody:
     async def admit(self, sid: str, request_bytes: int, cut: Callable[[], None]) -> int:
         return 1
 
+    def leaving(self, sid: str, call: Any) -> None:
+        pass
+
     def over(self, sid: str, cut: Callable[[], None]) -> None:
         pass
 
@@ -72,6 +75,8 @@ class Way:
         began = time.perf_counter()
         self._connection.request("POST", self._path, BODY, self._headers)
         response = self._connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"answered {response.status}: {response.read(200)!r}")
         first = response.read1(1)
         ttft = time.perf_counter() - began
         size = len(first)

@@ -66,3 +66,28 @@ async def test_a_turn_that_is_cut_while_it_waits_holds_nobody_up_and_leaves_its_
                 scope.cancel()
     assert went == list(range(TURNS // 2))
     assert limiter.borrowed_tokens == 0
+
+
+async def test_a_turn_that_was_cut_before_it_began_takes_no_place() -> None:
+    limiter, pace = anyio.CapacityLimiter(1), Pace()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with Place(limiter, pace):
+            pytest.fail("it went on")
+    assert scope.cancelled_caught
+    assert limiter.borrowed_tokens == 0
+
+
+async def test_a_place_is_waited_for_when_all_are_taken() -> None:
+    limiter, pace, went = anyio.CapacityLimiter(1), Pace(), []
+
+    async def turn(n: int) -> None:
+        async with Place(limiter, pace):
+            went.append((n, limiter.borrowed_tokens))
+            await checkpoint()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for n in range(5):
+                tasks.start_soon(turn, n)
+    assert went == [(n, 1) for n in range(5)]
