@@ -104,6 +104,7 @@ def test_a_snapshot_is_one_moment_of_a_log_that_is_written_all_the_time(house: H
             written.append(client.call({"t": "send", "sid": sid, "text": "x" * 2_000})["seq"])
 
     daemon.call("suspend", sid)
+    daemon.call("consumer.create", name="archiver", after=0)
     thread = threading.Thread(target=write)
     thread.start()
     try:
@@ -139,6 +140,8 @@ def test_a_snapshot_is_one_moment_of_a_log_that_is_written_all_the_time(house: H
     for seq in (1, copies[2][2]["head"] + 1):
         frames = other.client().subscribe(after={"log": original, "seq": seq})
         assert next(f for f in frames if f["t"] in {"gap", "ev"})["why"] == "foreign_log"
+    assert other.call("consumer.ack", name="archiver", seq=5)["cursor"] == {"log": log, "seq": 5}
+    assert other.refusal("consumer.ack", name="archiver", seq=6, log=original).code == "conflict"
     started = other.events(None, "daemon.started")
     assert [e["b"].get("log") for e in started][-2:] == [original, log]
     other.kill()
