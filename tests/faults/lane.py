@@ -36,6 +36,8 @@ LIFE = 5
 AGAIN_S = 20
 """How long a daemon may take to notice that there is room again, on a machine that does other things as well."""
 
+GONE_S = 5.0
+
 FIRED = b"fail-point "
 
 WAIT_S = 6.0
@@ -211,7 +213,12 @@ class Lane:
 
     async def _loaded(self, process: subprocess.Popen[bytes], fault: Fault, result: Result) -> None:
         if await self._talk(cm.RecoveryGet(), cm.EffectList()) is None:
-            result.reached = process.poll() is not None
+            # It hung up: sessions go on before anybody is there, so a point may be reached at once. The socket is
+            # closed a moment before the process can be waited for.
+            gone = await self._gone(process, GONE_S)
+            result.reached = gone and fault.family == "point"
+            if not result.reached:
+                result.wrong.append(f"it hung up as soon as it was ready (exit {process.poll()})")
             return
         send, receive = anyio.create_memory_object_stream[int](10_000)
         with send, receive:
