@@ -150,21 +150,22 @@ class Daemon:
         self.stopping.set()
 
     @property
-    def _premises(self) -> Premises:
+    def premises(self) -> Premises:
+        """Where hosted agents live."""
         return Premises(data=self.data, boot=self.boot, kinds=kinds_folder())
 
     def _fittings(self) -> Fittings:
         return Fittings(
             chat=self._chat,
             proxy=self._proxy,
-            agents=self._premises,
+            agents=self.premises,
             tasks=self._lasting,
             agent_door=self.agent_door,
             run_as=self.run_as,
         )
 
     async def _agents(self) -> list[dict[str, Any]]:
-        return await list_agents(self._premises)
+        return await list_agents(self.premises)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class Daemon:
                 clock=self.clock,
                 make_driver=configured.driver_factory(self._fittings),
                 on_delta=bus.publish_delta,
-                end_leftovers=lambda sids: end_leftovers(sids, self._premises),
+                end_leftovers=lambda sids: end_leftovers(sids, self.premises),
                 concurrent_turns=config.limits.concurrent_turns,
                 idle_bytes=config.limits.idle_bytes,
                 max_sessions=config.limits.max_sessions,
@@ -271,7 +272,7 @@ class Daemon:
                         store.on_refused = maintenance.look
                         tasks.start_soon(maintenance.run)
                         tasks.start_soon(upkeep.run)
-                        tasks.start_soon(_tidy, self._premises, router)
+                        tasks.start_soon(_tidy, self.premises, router)
                     tasks.start_soon(Sweep().run)
                     tasks.start_soon(router.run)
                     tasks.start_soon(deliveries.run)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from loopd import failpoints, systemd
+from loopd.drivers import end_boot
 from loopd.engine.router import Router
 from loopd_protocol import events as ev
 
@@ -48,5 +50,6 @@ async def _leave_anyway(daemon: Daemon, router: Router, cut: int) -> None:
     logger.error("turns do not end, leaving without them", extra={"sids": stuck[:10], "count": len(stuck)})
     await daemon.say(ev.DaemonStopped(reason=daemon.stop_reason, interrupted=cut))
     await daemon.store.aclose()
+    await anyio.to_thread.run_sync(end_boot, daemon.premises)
     sys.stdout.flush()
     os._exit(0)  # the stuck task would hold an orderly return for ever

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loopd.drivers.fittings import Fittings
     from loopd.drivers.host import Driver
 
-__all__ = ["end_leftovers", "make_driver"]
+__all__ = ["end_boot", "end_leftovers", "make_driver"]
 
 
 def make_driver(
@@ -67,6 +67,15 @@ def end_leftovers(sids: Collection[str], premises: Premises | None = None) -> in
 
         ended += end_old_boots(premises.house, premises.boot)
     return ended
+
+
+def end_boot(premises: Premises) -> int:
+    """End whatever this boot has started, at once; returns how many processes. For who cannot wait for drivers."""
+    from loopd.drivers.marks import end_marked  # noqa: PLC0415
+    from loopd.drivers.shell import BOOT  # noqa: PLC0415
+
+    ours = f"{BOOT}={premises.house}.{premises.boot}".encode()
+    return len(end_marked(lambda variables: ours in variables))
 
 
 def _chat(sid: str, spec: ChatSpec, workspace: str | None, fittings: Fittings | None) -> Driver:

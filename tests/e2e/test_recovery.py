@@ -13,7 +13,7 @@ import pytest
 
 from loopd.testing.endpoint import Call, ask, say
 from tests.e2e.audit import Journal
-from tests.e2e.harness import House, endpoint, now_ms, working
+from tests.e2e.harness import House, endpoint, gone, now_ms, working
 
 pytestmark = pytest.mark.process
 TOP = Path(__file__).parents[2]
@@ -85,10 +85,12 @@ def test_one_turn_that_does_not_end_cannot_hold_a_drain(house: House) -> None:
     assert b"ready" in daemon.process.stdout.readline()
     sid = daemon.scripted(house.script(working()))
     daemon.call("send", sid, text="go")
-    daemon.until(sid, "turn.started")
+    daemon.until(sid, "driver.remembered")
+    agent = int((daemon.data / "agent.pid").read_text())
     began = time.monotonic()
     assert daemon.terminate() == 0
     assert time.monotonic() - began < 15
+    assert gone(agent), "who leaves without a turn leaves nothing of it behind"
     assert "leaving without them" in daemon.stderr()
     daemon.start()
     (cut,) = daemon.events(sid, "turn.interrupted")
