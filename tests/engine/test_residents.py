@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loopd.core.conversation import StepDone, TurnEnd, TurnRequest
@@ -195,6 +195,7 @@ async def test_many_that_are_due_together_are_read_at_the_same_time() -> None:
         assert len(on.router.residents) == 1
 
 
+@example([(10_000, 0, False)] * 24)
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 90_000), st.integers(0, 9_000), st.booleans()), min_size=1, max_size=14)
