@@ -386,3 +386,24 @@ def test_a_relative_data_folder_is_announced_with_a_socket_that_works_from_anywh
     assert daemon.ready["socket"] == str(house.folder.resolve() / "relative" / "control.sock")
     assert daemon.ctl("--socket", daemon.ready["socket"], "status")["socket"] == daemon.ready["socket"]
     daemon.terminate()
+
+
+@pytest.mark.long
+def test_a_watcher_that_stays_is_in_the_journal_and_a_stop_in_order_is_still_one(house: House) -> None:
+    daemon = house.daemon()
+    daemon.start()
+    watching = daemon.follow(kinds=["watcher.attached"])
+    came = next(watching)
+    assert (came["b"]["via"], came["b"]["all"], came["principal"]) == ("socket", True, f"uid:{os.getuid()}")
+    watching.close()  # type: ignore[attr-defined]
+    gone = next(event for event in daemon.follow(kinds=["watcher.detached"]))
+    assert gone["b"]["id"] == came["b"]["id"]
+    assert gone["b"]["lasted_ms"] >= 5_000
+    standing = daemon.follow(kinds=["watcher.attached"], after=came["seq"])
+    assert next(standing)["b"]["id"] == "w2"
+    assert daemon.terminate() == 0
+    daemon.start()
+    (boot, *_) = daemon.ctl("recover")["boots"]
+    assert boot["clean"], "that everybody hung up came behind the daemon's last event"
+    assert daemon.events(None)[-1]["k"] != "watcher.detached"
+    daemon.verified()

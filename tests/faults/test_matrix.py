@@ -20,7 +20,7 @@ POINTS = (
 )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)  # a daemon starts five times, on a machine that may be busy
 async def test_a_handful_of_kills_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the model's peers die all the time
     lane = Lane(1, "t", tmp_path)
