@@ -111,8 +111,11 @@ def _facts(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, ", ".join(plural(count, what) for what, count in value.items())
             case "session", {"ss": ss}:
                 yield name, f"{ss:,} events, chain ends with {value.get('hash')}"
+            case "took_ms", int():
+                yield "took", f"{value:,} ms"
             case "anchors", {}:
-                yield name, _anchored(value, proof, "stored beside the log")
+                where = "in the archive" if proof.get("archive") else "stored beside the log"
+                yield name, _anchored(value, proof, where)
             case "anchors_given", {}:
                 yield "anchors elsewhere", _anchored(value, proof, "kept elsewhere")
             case "signature", {}:
@@ -245,7 +248,9 @@ def _archive(
         raise Failure("not_found", f"no file {args.sid!r}; expected what `loopctl export` wrote")
     try:
         with Archive(path) as archive:
-            proof = verify_archive(archive, keys=trusted, given=given, progress=told)
+            proof = verify_archive(
+                archive, keys=trusted, given=given, suspended_since=args.suspended_since, progress=told
+            )
     except Refused as refused:
         raise Failure(refused.code, refused.message) from None
     if trusted and proof["signature"].get("status") != "trusted":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from loopd.core.writes import StoredEvent
 from loopd.engine.ports import Store
@@ -14,7 +14,14 @@ from loopd_protocol.retention_events import RetentionDeleted, RetentionSwept
 Result = dict[str, Any]
 
 
-async def deletion_of(store: Store, events: Iterable[StoredEvent]) -> Result | None:
+class Deletions(Protocol):
+    """Knows what was deleted."""
+
+    async def deletions(self) -> Sequence[tuple[int, int, Any]]:
+        """(seq, at_ms, event) of everything that retention has journaled, in order."""
+
+
+async def deletion_of(store: Deletions, events: Iterable[StoredEvent]) -> Result | None:
     """The deletion that took the content of the first of these events that has none; None when all have it."""
     event = next((e for e in events if e.reduced), None)
     if event is None:

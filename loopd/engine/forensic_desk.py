@@ -121,7 +121,10 @@ class ForensicDesk:
             case cm.SessionGet() if command.at is not None or command.at_ms is not None:
                 return self._told(await self._at(await self._shelf.store_of(entry), entry.sid, command))
             case cm.Verify():
-                return self._told(await self._shelf.verify(entry))
+                proof = await self._shelf.verify(
+                    entry, suspended_since=command.suspended_since, given=command.anchors or None
+                )
+                return self._told(proof)
             case fc.SessionReplay():
                 if entry.redaction != "none":
                     return self._told(_not_whole(entry))

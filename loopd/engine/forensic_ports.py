@@ -108,7 +108,9 @@ class ImportShelf(Protocol):
     async def store_of(self, entry: Any) -> ForensicStore:
         """The database of an entry."""
 
-    async def verify(self, entry: Any) -> dict[str, Any]:
+    async def verify(
+        self, entry: Any, *, suspended_since: int | None = None, given: Sequence[AnchorRecord] | None = None
+    ) -> dict[str, Any]:
         """A proof about the archive of an entry."""
 
     async def check_in(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from loopd.core.state import Session
 from loopd.core.writes import StoredEvent
+from loopd.engine.absence import deletion_of, said
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History
 from loopd.engine.loading import HISTORY_EVENTS, blob_names
 from loopd.engine.manifest import sha256
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.forensic_events import SessionForked
+
+_SAID = frozenset({"envelope.accepted", "turn.step", "turn.interrupted", "context.compacted"})
+"""Events that hold what was said; without it a fork would begin with holes, and not know it."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,9 @@ class Past(Protocol):
     async def blob(self, sha: str) -> bytes | None:
         """Content."""
 
+    async def deletions(self) -> Sequence[tuple[int, int, Any]]:
+        """(seq, at_ms, event) of what retention has deleted."""
+
     async def state_at(
         self, sid: str, *, seq: int | None = None, at_ms: int | None = None
     ) -> tuple[Session, dict[str, int]]:
@@ -90,14 +98,25 @@ async def origin_of(store: Past, parent: Session, n: int | None) -> Origin:
         )
     seq, head_hash = linked
     state, _ = await store.state_at(parent.sid, seq=seq)
+    lost: list[StoredEvent] = []
     history = History(context_bytes=int(state.driver.get("context_bytes") or CONTEXT_BYTES))
     for stored in await store.page(
         sid=parent.sid, after=None, before=seq + 1, limit=HISTORY_EVENTS, kinds=KINDS, newest=True
     ):
         if stored.reduced:
+            if stored.kind in _SAID:
+                lost.append(stored)
             continue
         event = ev.decode(stored.body)
+        if isinstance(event, ev.ContextCompacted) and event.upto_ss:
+            lost = [gone for gone in lost if gone.ss > event.upto_ss]  # its summary stands for them
         history.feed(event, stored.ss, await _blobs(store, event))
+    if lost:
+        deletion = await deletion_of(store, lost)
+        what = f"what was said in {len(lost)} events up to turn {n} of {parent.name!r}"
+        known = deletion is not None and deletion["at_ms"] is not None
+        why = said(deletion, what) if deletion is not None and known else f"{what} is not stored any more"
+        raise Refused("not_found", f"{why}; a fork would not know it", path="$.n")
     inherited = history.inheritance()
     data = msgspec.json.encode(inherited)
     count = len(inherited.messages())

@@ -18,6 +18,7 @@ from loopd.store.archive_links import Links
 from loopd.store.invariants import SessionInvariants
 from loopd.store.request import Findings
 from loopd.store.rows import Row
+from loopd.store.suspension import proof_of
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 
@@ -27,6 +28,7 @@ def verify(
     *,
     keys: Mapping[str, bytes] | None = None,
     given: tuple[Anchor, ...] | None = None,
+    suspended_since: int | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Verify an archive alone; a proof object like that of `loopd.store.verify`, with `archive` and `signature`.
@@ -36,6 +38,7 @@ def verify(
         keys: public keys that are trusted, by name; without them the archive's own key only shows that it was not
             changed since somebody signed it.
         given: anchors that somebody kept elsewhere.
+        suspended_since: also prove the suspension that was answered with this `seq`, as far as the archive goes.
         progress: told now and then.
     """
     findings = Findings()
@@ -67,12 +70,37 @@ def verify(
         result["anchors_given"] = check.anchors(list(given), trusted)
     if check.links is not None:
         result["links"] = check.tied()
+    if suspended_since is not None:
+        result["proof"] = _suspension(archive, check, suspended_since, findings)
     result["invariants"] = findings.invariants()
     result["findings"] = findings.listed
     if findings.total > len(findings.listed):
         result["findings_total"] = findings.total
     result["ok"] = findings.total == 0
     return result
+
+
+def _suspension(archive: Archive, check: _Check, since: int, findings: Findings) -> dict[str, Any]:
+    """The proof of a suspension; its head is the end of what the archive speaks of, not that of the log.
+
+    Raises:
+        Refused: `invalid` when the archive holds several sessions, or begins behind the suspension.
+    """
+    if len(check.sessions) != 1:
+        raise Refused(
+            "invalid", f"the archive holds {len(check.sessions)} sessions; a suspension is proven of one"
+        )
+    (session,) = archive.values(export.SESSIONS)
+    if session["first"]["seq"] > since:
+        raise Refused(
+            "invalid",
+            f"the archive begins with seq {session['first']['seq']}; the suspension is of seq {since}",
+        )
+    head = session["last"]["seq"]
+    if check.links is not None and not check.links.broken:
+        head = check.links.last  # up to there the session has no others
+    rows = (row for row in archive.rows() if row.sid == session["num"])
+    return proof_of(rows, since, head, findings, sid=str(session["sid"]))
 
 
 def _values(archive: Archive, name: str, findings: Findings) -> list[dict[str, Any]]:

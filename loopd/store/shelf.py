@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
+from loopd.store.anchors import Anchor
 from loopd.store.archive import Archive
 from loopd.store.archive_base import importable, into_database
 from loopd.store.archive_check import verify
 from loopd.store.export import sha256_of
 from loopd.store.sqlite import SqliteStore
 from loopd_protocol.errors import Refused
+from loopd_protocol.forensic_commands import AnchorRecord
 
 OPEN_MAX = 4
 ARCHIVE_CHARS = 32
@@ -95,14 +97,24 @@ class Shelf:
         self._open.move_to_end(key)
         return self._open[key]
 
-    async def verify(self, entry: Imported) -> dict[str, Any]:
+    async def verify(
+        self,
+        entry: Imported,
+        *,
+        suspended_since: int | None = None,
+        given: Sequence[AnchorRecord] | None = None,
+    ) -> dict[str, Any]:
         """Verify the archive that an entry came in, as it lies there."""
+        kept = (
+            None if given is None else tuple(msgspec.convert(msgspec.to_builtins(a), Anchor) for a in given)
+        )
         path = self._folder / f"{entry.archive[:ARCHIVE_CHARS]}.zip"
 
         def work() -> dict[str, Any]:
             found, _ = sha256_of(path)
-            with Archive(path) as archive:
-                proof = verify(archive, keys=self._keys)
+            with Archive(path, called="the archive") as archive:
+                proof = verify(archive, keys=self._keys, given=kept, suspended_since=suspended_since)
+            proof["archive"] = f"sha256:{entry.archive}"
             if found != entry.archive:
                 what = f"the archive has digest {found}; imported was {entry.archive}"
                 proof["findings"].append({"check": "archive", "what": what})

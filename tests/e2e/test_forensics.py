@@ -418,3 +418,64 @@ def test_verify_says_what_is_not_proven_and_what_is_not_trusted(
     ):
         done = daemon.loopctl(*words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_suspension_is_proven_from_an_archive_and_from_an_imported_session_too(
+    house: House, daemon: Daemon, mapper: str, worker: str, tmp_path: Path
+) -> None:
+    since = daemon.events(mapper, "gate.changed")[-1]["seq"]
+    plain, tied, both = tmp_path / "m.zip", tmp_path / "t.zip", tmp_path / "all.zip"
+    daemon.ctl("export", mapper, "-f", str(plain))
+    daemon.ctl("export", mapper, "--links", "-f", str(tied))
+    daemon.ctl("export", "--all", "-f", str(both))
+    proof = daemon.ctl("verify", str(plain), "--suspended-since", str(since))["proof"]
+    assert (proof["suspend_seq"], proof["turns_after"], proof["lifted_seq"]) == (since, 0, None)
+    last = daemon.events(mapper)[-1]["seq"]
+    assert proof["checked_through"] == last, "an archive knows nothing of what came behind its end"
+    linked = daemon.ctl("verify", str(tied), "--suspended-since", str(since))
+    assert linked["proof"]["checked_through"] == linked["links"]["last"] > last
+    text = daemon.loopctl("verify", str(plain), "--suspended-since", str(since)).stdout
+    assert f"suspended since seq {since}: no turn has started, through seq {last}" in text
+    early = daemon.events(mapper)[1]["seq"]
+    for file in (plain, tied):
+        wrong = daemon.ctl("verify", str(file), "--suspended-since", str(early), code=1)
+        assert {finding["check"] for finding in wrong["findings"]} == {"contract 3"}
+    later = daemon.ctl("verify", str(plain), "--suspended-since", str(last + 1_000), code=1)
+    assert "it ends with" in later["findings"][0]["what"]
+    refused = daemon.loopctl("verify", str(both), "--suspended-since", str(since))
+    assert (refused.returncode, "a suspension is proven of one" in refused.stderr) == (2, True)
+
+    other = house.daemon("suspended-reader").start()
+    sid = other.ctl("import", str(plain))["sessions"][0]["sid"]
+    assert other.ctl("verify", sid, "--suspended-since", str(since))["proof"]["suspend_seq"] == since
+    wrong = other.ctl("verify", sid, "--suspended-since", str(early), code=1)
+    assert wrong["findings"], "what cannot be proven is not called whole"
+    assert str(other.data) not in json.dumps(wrong)
+    other.terminate()
+
+
+def test_a_fork_that_would_know_nothing_is_refused(house: House) -> None:
+    """Retention has deleted what was said: a fork would begin with holes and be told that it knows it all."""
+    daemon = house.daemon("forgetful").start()
+    with endpoint([say("alpha"), say("beta")]) as (model, _):
+        sid = daemon.chat(model.base_url, name="tree")
+        for count, text in enumerate(("first", "second"), 1):
+            daemon.call("send", sid, text=text)
+            daemon.until(sid, "turn.completed", count=count)
+    daemon.call("session.end", sid)
+    daemon.terminate()
+    ahead = house.folder / "ahead"
+    ahead.write_text(str(3 * 86_400_000))
+    daemon.config = (
+        f'[retention]\ncontent_days = 1\n[testing]\nenabled = true\nclock_offset_file = "{ahead}"\n'
+    )
+    daemon.start()
+    daemon.call("retention.run")
+    next(daemon.follow(kinds=["retention.swept"]))
+    refused = daemon.loopctl("fork", f"{sid}@2")
+    assert refused.returncode == 3, refused.stdout
+    assert "a fork would not know it" in refused.stderr
+    assert "by the policy 'content 1 d'" in refused.stderr
+    assert daemon.ctl("replay", sid)["status"] == "ended"
+    daemon.verified()
+    daemon.terminate()
