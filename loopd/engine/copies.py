@@ -10,6 +10,7 @@ import binascii
 import contextlib
 import hashlib
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,8 @@ from loopd_protocol.forensic_commands import CHUNK_BYTES
 
 PLACES_MAX = 4
 FORGOTTEN_MS = 600_000
+ROOM = 4
+"""An archive that comes in is kept beside the database made of it, and the journal must not run out of room."""
 
 
 class Place(msgspec.Struct):
@@ -53,7 +56,7 @@ class Spool:
         """A place for one more file.
 
         Raises:
-            Refused: `overloaded` when there are too many.
+            Refused: `overloaded` when there are too many, `storage_full` for one that would leave no room.
         """
         now = self._clock.monotonic_ms()
         for place in list(self._places.values()):
@@ -64,6 +67,11 @@ class Spool:
                 "overloaded", f"{PLACES_MAX} archives are on their way already", retry_after_ms=60_000
             )
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        free = shutil.disk_usage(self._folder).free
+        if size * ROOM > free:
+            raise Refused(
+                "storage_full", f"an archive of {size} bytes, and what is made of it; {free} bytes are free"
+            )
         name = f"{'in' if incoming else 'out'}_{secrets.token_hex(8)}"
         place = Place(name, self._folder / name, now, principal, size, sha256, incoming)
         place.path.touch(mode=0o600)

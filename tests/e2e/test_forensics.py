@@ -479,3 +479,10 @@ def test_a_fork_that_would_know_nothing_is_refused(house: House) -> None:
     assert daemon.ctl("replay", sid)["status"] == "ended"
     daemon.verified()
     daemon.terminate()
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused_before_a_byte_of_it_came(daemon: Daemon) -> None:
+    refused = daemon.refusal("import.open", bytes=1 << 40, sha256="ab" * 32)
+    assert refused.code == "storage_full"
+    assert "bytes are free" in refused.message
+    assert not list((daemon.data / "spool").iterdir())
