@@ -9,8 +9,10 @@ import logging
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
@@ -33,6 +35,8 @@ _log = logging.getLogger("loopd.server")
 PATH_LIMIT_BYTES = 107
 """What `sun_path` of `struct sockaddr_un` holds on Linux, without its final zero byte."""
 _BACKLOG = 1_024
+_FILE_STAYS: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""From Python 3.13 on the loop would remove the file of a socket, also of one that systemd handed in."""
 _AGENTS = 8
 """Connections that agents may hold together: they get nothing, and must not take operators' places."""
 _SOCKET_MODE, _FOLDER_MODE = 0o660, 0o750
@@ -119,7 +123,7 @@ class UnixServer:
                 group.start_soon(self.fanout.run, group)
                 group.start_soon(self._tick)
                 listener = await loop.create_unix_server(
-                    lambda: Connection(self, loop), sock=sock, backlog=_BACKLOG
+                    lambda: Connection(self, loop), sock=sock, backlog=_BACKLOG, **_FILE_STAYS
                 )
                 try:
                     task_status.started(self.path)

@@ -86,8 +86,15 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return Image(folder)
 
 
+class Fleeting(sqlite3.Connection):
+    """Closes itself when nobody uses it any more; Python 3.13 and newer warn of a database that is left open."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def opened(image: bytes) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=Fleeting)
     connection.deserialize(image[:18] + b"\1\1" + image[20:])  # in memory there is no write-ahead log
     return connection
 
