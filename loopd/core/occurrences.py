@@ -110,15 +110,21 @@ def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> 
         case "paused" | "resumed":
             if job.paused == (given.change == "paused"):
                 raise Refused("conflict", f"cron job {job.job!r} is {given.change} already")
-            decision.emit(_changed(job, given.change, by=given.by, next_ms=job.next_ms))
+            due = job.next_ms
+            if due is None and given.change == "resumed":
+                due = schedule.next_due(job.expr, job.tz, max(decision.now, _seen(decision.session, job.job)))
+            decision.emit(_changed(job, given.change, by=given.by, next_ms=due))
+
+
+def _seen(session: Session, job: str) -> int:
+    """The last moment of a job that was accounted for: also when the clock went back it does not come again."""
+    return session.cron_seen.get(job, 0)
 
 
 def _put(decision: Decides, given: CronPutRequested) -> None:
     if _job(decision.session, given.job) is None and len(decision.session.crons) >= JOBS_MAX:
         raise Refused("conflict", f"session has {JOBS_MAX} cron jobs, the most it may have")
-    # a moment that was accounted for does not come again, even when the clock went back
-    seen = decision.session.cron_seen.get(given.job, 0)
-    due = schedule.next_due(given.expr, given.tz, max(decision.now, seen))
+    due = schedule.next_due(given.expr, given.tz, max(decision.now, _seen(decision.session, given.job)))
     if due is None:
         raise Refused("invalid", f"cron expression {given.expr!r} never comes due", path="$.expr")
     job = CronJob(
@@ -165,7 +171,12 @@ def fire_due(decision: Decides) -> None:
 
 def _fire(decision: Decides, job: CronJob) -> None:
     assert job.next_ms is not None
-    due, following, cut = schedule.due_between(job.expr, job.tz, job.next_ms, decision.now)
+    try:
+        due, following, cut = schedule.due_between(job.expr, job.tz, job.next_ms, decision.now)
+    except Refused:
+        # Its time zone is gone: an upgrade renamed it, or this machine never had it. All else goes on.
+        decision.emit(_changed(job, "paused", by="daemon", next_ms=None))
+        return
     for i, at in enumerate(due):
         last = i == len(due) - 1
         late = decision.now - at

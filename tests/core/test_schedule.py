@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core import schedule
+from loopd.core.evolution import evolve
 from loopd.core.inputs import CronChangeRequested, CronPutRequested, SuspendRequested
 from loopd.core.session import next_deadline
 from loopd_protocol import events as ev
@@ -360,3 +361,23 @@ def test_however_late_it_is_looked_at_every_moment_is_accounted_for_once(
 def test_local_midnight_of_utc_plus_14_is_the_day_before_in_utc() -> None:
     due = schedule.next_due("0 0 * * *", "Pacific/Kiritimati", at("2026-06-01 12:00"))
     assert datetime.fromtimestamp((due or 0) / 1_000, UTC).isoformat() == "2026-06-02T10:00:00+00:00"
+
+
+def test_a_time_zone_that_is_gone_pauses_its_job_and_nothing_else() -> None:
+    """The zone was renamed by an upgrade, or the journal came to a machine without it."""
+    world = World()
+    gone = ev.CronChanged(
+        job="j", change="put", expr="0 * * * *", tz="Nowhere/Atlantis", text="x", next_ms=START_MS + HOUR
+    )
+    world.session = evolve(world.session, gone, ss=world.session.ss + 1, at_ms=START_MS)
+    world._record([gone])
+    world.apply(CronPutRequested(by="uid:1", job="k", expr="30 * * * *", text="y"))
+    world.apply(SuspendRequested(by="uid:1", until_ms=START_MS + HOUR))
+    world.tick(START_MS + HOUR)
+    assert world.session.gate.is_open
+    assert [(job.job, job.paused) for job in world.session.crons] == [("k", False), ("j", True)]
+    assert next_deadline(world.session, world.house()) == START_MS + HOUR + HOUR // 2
+    with pytest.raises(Refused, match="Nowhere/Atlantis"):
+        world.apply(CronChangeRequested(by="uid:1", job="j", change="resumed"))
+    world.apply(CronPutRequested(by="uid:1", job="j", expr="0 * * * *", text="x"))
+    assert next_deadline(world.session, world.house()) == START_MS + HOUR + HOUR // 2

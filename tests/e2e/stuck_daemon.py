@@ -44,6 +44,6 @@ class Stuck:
 
 
 if __name__ == "__main__":
-    configured.make_driver = lambda *given: Stuck(given[-1])  # type: ignore[assignment]
+    configured.make_driver = lambda *given: Stuck(given[-1])  # type: ignore[attr-defined]
     leaving.STUCK_S = 0.5
     run(load(flags={"data": sys.argv[1], "drain.budget_ms": 200}))
