@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from loopd.core.inputs import House
 from loopd.core.session import next_deadline
@@ -49,6 +50,21 @@ def passive_row(session: Session, *, closed_by: str | None = None, scheduled_fro
         trigger="" if turn is None else _word(turn.trigger.value),
         labels=msgspec.json.encode(session.labels).decode() if session.labels else "",
     )
+
+
+def share(rows: list[PassiveRow]) -> list[PassiveRow]:
+    """Let values that are equal be one object: 124 of 544 bytes less for a suspended session that was read.
+
+    In place, although rows are frozen: nobody else has seen them yet, and no value changes.
+    """
+    for row in rows:
+        if row.holds:
+            force_setattr(row, "holds", _word(row.holds))
+        if row.until_ms == row.deadline_ms:
+            force_setattr(row, "until_ms", row.deadline_ms)
+        if row.progress_ms == row.created_ms:
+            force_setattr(row, "progress_ms", row.created_ms)
+    return rows
 
 
 @lru_cache(maxsize=4_096)

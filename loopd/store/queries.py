@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loopd.core.passive import share
 from loopd.core.state import CronJob, Session
 from loopd.core.writes import PassiveRow, StoredEvent
 from loopd.store.content import unpacked
@@ -95,7 +96,7 @@ def directory_page(connection: sqlite3.Connection, first: int, last: int) -> lis
     row = connection.execute(_DIRECTORY, (first, last)).fetchone()
     # Nobody asks for these pages again; 2 MiB of them on each reader would count as memory of sessions.
     connection.execute("PRAGMA shrink_memory")
-    return _decode_rows(row[0])
+    return share(_decode_rows(row[0]))
 
 
 def _kinds_sql(kinds: Sequence[str]) -> tuple[str, list[str]]:
