@@ -110,10 +110,11 @@ def change(decision: Decides, given: CronPutRequested | CronChangeRequested) -> 
         case "paused" | "resumed":
             if job.paused == (given.change == "paused"):
                 raise Refused("conflict", f"cron job {job.job!r} is {given.change} already")
-            due = job.next_ms
-            if due is None and given.change == "resumed":
-                due = schedule.next_due(job.expr, job.tz, max(decision.now, _seen(decision.session, job.job)))
-            decision.emit(_changed(job, given.change, by=given.by, next_ms=due))
+            next_ms = job.next_ms
+            if next_ms is None and given.change == "resumed":
+                after = max(decision.now, _seen(decision.session, job.job))
+                next_ms = schedule.next_due(job.expr, job.tz, after)
+            decision.emit(_changed(job, given.change, by=given.by, next_ms=next_ms))
 
 
 def _seen(session: Session, job: str) -> int:
@@ -162,11 +163,19 @@ def fire_due(decision: Decides) -> None:
             text = wake.note or "You asked to be woken now."
             decision.accept(Source.REWAKE, text, by="agent", job=wake.id, due_ms=wake.due_ms)
             if wake.expr is not None:
-                due = schedule.next_due(wake.expr, "UTC", decision.now)
+                due = _next_wake(wake.expr, decision.now)
                 if due is None:
                     decision.emit(ev.WakeCancelled(id=wake.id, by="daemon"))
                 else:
                     decision.emit(ev.WakeSet(id=wake.id, due_ms=due, expr=wake.expr, note=wake.note))
+
+
+def _next_wake(expr: str, now: int) -> int | None:
+    """When it is due again, or None: also for an expression that is not understood any more."""
+    try:
+        return schedule.next_due(expr, "UTC", now)
+    except Refused:
+        return None
 
 
 def _fire(decision: Decides, job: CronJob) -> None:

@@ -381,3 +381,15 @@ def test_a_time_zone_that_is_gone_pauses_its_job_and_nothing_else() -> None:
         world.apply(CronChangeRequested(by="uid:1", job="j", change="resumed"))
     world.apply(CronPutRequested(by="uid:1", job="j", expr="0 * * * *", text="x"))
     assert next_deadline(world.session, world.house()) == START_MS + HOUR + HOUR // 2
+
+
+def test_a_wake_up_that_is_not_understood_any_more_comes_once_and_blocks_nothing() -> None:
+    world = World()
+    strange = ev.WakeSet(id="wk_1_1", due_ms=START_MS + HOUR, expr="whenever", note="up")
+    world.session = evolve(world.session, strange, ss=world.session.ss + 1, at_ms=START_MS)
+    world._record([strange])
+    world.apply(SuspendRequested(by="uid:1", until_ms=START_MS + HOUR))
+    world.tick(START_MS + HOUR)
+    assert world.session.gate.is_open
+    assert world.session.wakes == ()
+    assert len(world.of(ev.TurnStarted)) == 1
