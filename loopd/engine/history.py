@@ -80,6 +80,16 @@ def inline(done: StepDone) -> tuple[StepDone, str | None, dict[str, bytes]]:
     return done, text_blob, blobs
 
 
+def beside(event: Event, blobs: dict[str, bytes]) -> Event:
+    """The event with long streamed text moved into a blob: whoever follows the journal must be able to take it."""
+    if not isinstance(event, ev.TurnInterrupted) or len(event.partial) <= INLINE_CHARS:
+        return event
+    data = event.partial.encode("utf-8", "surrogatepass")
+    digest = sha256(data)
+    blobs[digest] = data
+    return replace(event, partial=event.partial[:EXCERPT_CHARS], partial_blob=digest)
+
+
 def _whole(excerpt: str, blob: str | None, blobs: Blobs) -> str:
     if blob is None:
         return excerpt

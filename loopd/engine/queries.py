@@ -224,12 +224,9 @@ class Queries:
             body = msgspec.json.decode(event.body)
             match event.kind:
                 case "turn.started":
-                    view |= {
-                        "trigger": body["trigger"],
-                        "started_ms": event.at_ms,
-                        "prompt_text": body.get("prompt"),
-                    }
-                    view |= {"manifest": body.get("manifest"), "seq": event.seq}
+                    view |= {"trigger": body["trigger"], "started_ms": event.at_ms}
+                    view |= {"prompt_text": body.get("prompt"), "manifest": body.get("manifest")}
+                    view |= {"seq": event.seq}
                 case "turn.step":
                     view["steps"].append({"seq": event.seq, "at_ms": event.at_ms, **body})
                 case "turn.completed":
@@ -241,7 +238,7 @@ class Queries:
                     }
                 case "turn.interrupted":
                     view |= {"outcome": "interrupted", "ended_ms": event.at_ms, "cause": body["cause"]}
-                    view |= {"partial": body.get("partial", "")}
+                    view |= {name: body.get(name, "") for name in ("partial", "partial_blob")}
                 case "envelope.accepted":
                     view["envelopes"].append({"seq": event.seq, **body})
                 case "degeneration.detected" | "gate.changed":

@@ -38,7 +38,7 @@ from loopd.core.settings import Settings, config_revision, settings_for
 from loopd.core.state import Session
 from loopd.core.writes import Append, Appended, Fact, HouseRow, Idempotency
 from loopd.engine import intake, issues
-from loopd.engine.history import History
+from loopd.engine.history import History, beside
 from loopd.engine.live_turn import LiveTurn
 from loopd.engine.manifest import Manifests, sha256
 from loopd.engine.office import Office, Pending
@@ -202,6 +202,7 @@ class SessionLoop:
         after = advanced.session
         for event in advanced.events:
             ss += 1
+            event = beside(event, blobs)  # noqa: PLW2901
             added = self.history.feed(event, ss, blobs)
             blob: str | None = None
             if self.turn is not None and self.turn.n == turn_n:
