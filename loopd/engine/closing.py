@@ -23,10 +23,14 @@ async def finished(loops: Sequence[SessionLoop]) -> None:
 async def cut(loops: Sequence[SessionLoop], cause: str, *, by: str, within_s: float | None = None) -> int:
     """Interrupt the turns of these sessions and wait until their drivers have stopped; returns how many."""
     running = [loop for loop in loops if loop.session.turn is not None]
-    for loop in running:
-        given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
+    given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
+    marks = []
+    for loop in running:  # in one step: none of them ends by itself while another one is being cut
         with contextlib.suppress(Refused):  # not written, but `lost` has stopped its driver
-            await loop.apply(given, principal=by).committed()
+            marks.append(loop.apply(given, principal=by))
+    for mark in marks:
+        with contextlib.suppress(Refused):
+            await mark.committed()
     async with anyio.create_task_group() as waiting:  # together: one that is stuck holds nobody else up
         for loop in running:
             waiting.start_soon(loop.stopped, within_s)

@@ -16,7 +16,7 @@ from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
 from loopd_protocol.policy_commands import PEOPLE_ONLY
 from loopd_protocol.sources import Source
-from tests.engine.stage import AGENT, CHANNEL, HUMAN, Gate, Stage, say, stage
+from tests.engine.stage import AGENT, CHANNEL, HUMAN, Gate, Play, Stage, say, stage
 
 pytestmark = pytest.mark.anyio
 
@@ -609,6 +609,37 @@ async def test_a_stop_cuts_what_runs_with_its_mark() -> None:
             (cut,) = await on.decoded(sid, ev.TurnInterrupted)
             assert (cut.cause, cut.partial) == ("drain", "so far")
         assert on.active == set()
+
+
+async def test_only_turns_that_were_cut_are_counted_as_cut() -> None:
+    gates = [Gate() for _ in range(3)]
+
+    def until(gate: Gate) -> Play:
+        async def run(request: TurnRequest, host: TurnHost) -> TurnEnd:
+            await gate.wait()
+            return TurnEnd(outcome="completed")
+
+        return run
+
+    async with stage() as on, anyio.create_task_group() as tasks:
+        sids = [await on.new(f"waits {n}", run=until(gate)) for n, gate in enumerate(gates)]
+        for sid, gate in zip(sids, gates, strict=True):
+            await on.send(sid)
+            await gate.reached.wait()
+        on.store.held = True
+        counts: list[int] = []
+
+        async def cut() -> None:
+            counts.append(await on.router.cut_all("drain", by="daemon"))
+
+        tasks.start_soon(cut)
+        await on.settle()
+        gates[2].open()  # its driver ends by itself while the first mark is on its way to the disk
+        await on.settle()
+        on.store.release()
+        await on.until(lambda: counts)
+        marked = [await on.decoded(sid, ev.TurnInterrupted) for sid in sids]
+        assert counts == [sum(map(len, marked))] == [3]
 
 
 # -- answers ---------------------------------------------------------------------------------------
