@@ -93,13 +93,9 @@ class Upkeep:
     async def run(self) -> None:
         """Look after the journal, for ever."""
         wait_s = FIRST_AFTER_S
-        try:
-            while await self._paced(self._store.learn_keys):
-                pass  # until it has, the database is asked for each key
-        except Refused as refusal:
-            logger.warning("keys not learned", extra={"code": refusal.code})
         time = Trusted(self._router.clock)
         while True:
+            await self._learn()
             with anyio.move_on_after(wait_s):
                 await self._asked.wait()
             asked, self._asked = self._asked.is_set(), anyio.Event()
@@ -117,19 +113,21 @@ class Upkeep:
             except Exception:  # the wall: a defect of upkeep must not end the daemon
                 logger.exception("upkeep failed")
 
+    async def _learn(self) -> None:
+        """Know which keys were used; until then the database is asked for each of them."""
+        try:
+            while await self._paced(self._store.learn_keys):
+                pass
+        except Refused as refusal:
+            logger.warning("keys not learned", extra={"code": refusal.code})
+
     async def once(self) -> dict[str, Any]:
         """Delete everything that is due; returns what was done."""
         self._running = True
         begun = perf_counter()
         now = self._router.clock.now_ms()
-        done: dict[str, Any] = {
-            "at_ms": now,
-            "content": 0,
-            "blobs": 0,
-            "bytes": 0,
-            "months": [],
-            "sessions": 0,
-        }
+        done: dict[str, Any] = {"at_ms": now, "content": 0, "blobs": 0, "bytes": 0}
+        done |= {"months": [], "sessions": 0}
         self._slowest_ms = 0.0
         try:
             await self._resume(done)

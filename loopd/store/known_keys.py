@@ -12,12 +12,17 @@ BITS = 1 << 24
 """Of one filter: 2 MiB, good for a million keys (a week of two commands a second)."""
 
 KEYS = BITS // 16
+FILTERS_LEAST = 8
+"""So many are never too many."""
+
+FRESH = 2
+"""Newest filters that are kept when all is learned anew: keys in them may still be on the way to the journal."""
 _MASK = BITS - 1
 _SHIFTS = (0, 32, 64, 96)
 
 
 class KnownKeys:
-    """Grows by one filter for each million keys.
+    """Grows by one filter for each million keys. What the journal has forgotten stays in it until it is learned anew.
 
     Attributes:
         complete: all keys of earlier boots are in it; until then nothing is surely new.
@@ -27,6 +32,29 @@ class KnownKeys:
         self.complete = False
         self._filters = [bytearray(BITS // 8)]
         self._count = 0
+        self._most = FILTERS_LEAST
+
+    @property
+    def filters(self) -> int:
+        """How many there are."""
+        return len(self._filters)
+
+    def outgrown(self) -> bool:
+        """Whether it is twice as large as when all keys were known: most of it is forgotten by now.
+
+        Then it begins anew, and the keys that are stored have to be learned again.
+        """
+        if not self.complete or len(self._filters) <= self._most:
+            return False
+        self._filters = self._filters[-FRESH:]
+        self._count = KEYS * len(self._filters)
+        self.complete = False
+        return True
+
+    def learned(self) -> None:
+        """All stored keys are in it."""
+        self.complete = True
+        self._most = max(FILTERS_LEAST, 2 * len(self._filters))
 
     def add(self, principal: str, key: str) -> None:
         """This key is used from now on."""

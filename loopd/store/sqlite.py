@@ -276,11 +276,11 @@ class SqliteStore(Forensics):
 
     async def learn_keys(self) -> bool:
         """Learn some of the keys that earlier boots have stored; false when all are known."""
-        if self._learned is None:
+        if self._learned is None and not self._keys.outgrown():
             return False
-        self._learned = await self._read(_learn, self._keys, self._learned)
+        self._learned = await self._read(_learn, self._keys, self._learned or 0)
         if self._learned is None:
-            self._keys.complete = True
+            self._keys.learned()
         return self._learned is not None
 
     # -- reading --------------------------------------------------------------------------------

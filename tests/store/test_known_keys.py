@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopd.core.writes import Idempotency
-from loopd.store import SqliteStore
+from loopd.store import SqliteStore, known_keys
 from loopd.store.known_keys import KnownKeys
 from loopd.testing.store_suite import Story
 
@@ -74,3 +74,30 @@ async def test_keys_of_earlier_boots_are_found_before_and_after_they_were_learne
         key = Idempotency(principal="q", key="k1", command_sha256="cd", result=b"{}")
         await store.submit(story.tell(story.envelope(), idempotency=key))
         assert await store.idempotent("q", "k1") is not None
+
+
+@pytest.mark.anyio
+async def test_what_the_journal_has_forgotten_takes_no_memory_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_keys, "KEYS", 8)
+    day_ms = 86_400_000
+    story = Story(1)
+    async with await SqliteStore.open(tmp_path / "j.db", boot="one") as store:
+        await store.submit(story.created())
+        assert not await store.learn_keys()
+        largest = 0
+        for day in range(40):
+            keys = [f"{day}.{number}" for number in range(8)]
+            for key in keys:
+                used = Idempotency(principal="p", key=key, command_sha256="ab", result=b"{}")
+                appended = store.submit(story.tell(story.envelope(), at_ms=day * day_ms, idempotency=used))
+            await appended
+            await store._tend(lambda ledger: ledger.forget_keys(1_000), 0)
+            while await store.learn_keys():
+                pass
+            largest = max(largest, store._keys.filters)
+            assert await store.idempotent("p", keys[0]) is not None
+            assert await store.idempotent("p", keys[-1]) is not None
+            assert await store.idempotent("p", f"{day}.new") is None
+        assert largest <= 2 * (8 + known_keys.FRESH) + 1
