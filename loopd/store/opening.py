@@ -96,9 +96,13 @@ def connect_reader(path: Path, *, alone: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
     )
-    connection.execute("PRAGMA query_only = ON")
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

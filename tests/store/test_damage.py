@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from pathlib import Path
@@ -10,7 +11,7 @@ import anyio
 import pytest
 
 from loopd.core.writes import Append, HouseRow, Idempotency
-from loopd.store import SqliteStore
+from loopd.store import SqliteStore, opening
 from loopd.testing.store_suite import Story
 from loopd_protocol.errors import Refused
 from tests.faults import disk
@@ -132,3 +133,13 @@ def test_a_log_whose_tail_is_gone_is_as_of_an_earlier_commit(tmp_path: Path) -> 
         assert word in {"harmless", "prefix", "refused"}, (did, word, details)
         words.add(word)
     assert "prefix" in words
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to see what is open")
+def test_a_file_that_is_no_journal_is_not_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"nothing that SQLite knows" * 100)
+    with pytest.raises(sqlite3.DatabaseError) as held:  # its traceback keeps what was left open
+        opening.connect_reader(path, alone=True)
+    opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert str(path.resolve()) not in opened, held
