@@ -17,12 +17,12 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from loopd.drivers.marks import end_marked, signal_group
 from loopd.drivers.run_as import RunAs
 from loopd.drivers.shell import MARK
+from loopd.drivers.starting import carried_through
 
 LINE_BYTES = 16 * 1024 * 1024
 """A longer line ends the server: no tool's output is read that far."""
@@ -59,9 +59,8 @@ async def server_process(
         OSError: it cannot be started.
     """
     mark = secrets.token_hex(16)
-    await anyio.lowlevel.checkpoint_if_cancelled()
-    with anyio.CancelScope(shield=True):  # what has begun must be known, or nobody could end it
-        process = await anyio.open_process(
+    process = await carried_through(
+        anyio.open_process(
             run_as.command(argv) if run_as else list(argv),
             cwd=cwd,
             env={**env, **(run_as.environment if run_as else {}), MARK: mark},
@@ -70,6 +69,7 @@ async def server_process(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+    )
     inward, read = anyio.create_memory_object_stream[Any](0)
     write, outward = anyio.create_memory_object_stream[Any](0)
     server = ServerProcess(read, write)

@@ -20,11 +20,11 @@ from collections.abc import Collection, Mapping
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
 from loopd.drivers.run_as import RunAs
+from loopd.drivers.starting import carried_through
 
 KEPT_VARIABLES: tuple[str, ...] = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -107,9 +107,8 @@ async def run_shell(
     """
     mark = secrets.token_hex(16)
     argv = ["/bin/sh", "-c", command]
-    await anyio.lowlevel.checkpoint_if_cancelled()
-    with anyio.CancelScope(shield=True):  # what has begun must be known, or nobody could end it
-        process = await anyio.open_process(
+    process = await carried_through(
+        anyio.open_process(
             run_as.command(argv) if run_as else argv,
             cwd=cwd,
             env={**env, **(run_as.environment if run_as else {}), MARK: mark},
@@ -118,6 +117,7 @@ async def run_shell(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    )
     output = _Output()
     ended: str | None = None
     try:

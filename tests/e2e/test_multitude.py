@@ -86,7 +86,7 @@ async def test_a_full_disk_closes_the_house_for_a_hundred_thousand_sessions(tmp_
         tasks.start_soon(watch.run)
         watch.look()
         with anyio.fail_after(60):
-            while router.closed_by is None:  # noqa: ASYNC110
+            while router.closed_by is None:
                 await anyio.lowlevel.checkpoint()
             closed_s = time.monotonic() - began
             while sum("Maintenance" in row.holds for row in router.rows.values()) < HELD_MAX:  # noqa: ASYNC110

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from loopd.core.writes import LAZY_MS, Append, Fact
@@ -39,7 +40,7 @@ async def test_what_nobody_waits_for_goes_by_itself_in_one_group_after_50_ms(tmp
     async with await opened(tmp_path) as store:
         begun = time.monotonic()
         futures = [store.submit(note(n)) for n in range(100)]
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         assert (store.head, store.commits.groups) == (0, 0)
         with anyio.fail_after(SLACK_S):
             done = await asyncio.gather(*futures)
@@ -65,10 +66,7 @@ async def test_a_full_queue_leaves_it_out_and_counts_it(
 ) -> None:
     monkeypatch.setattr(writer, "LAZY_ITEMS", 3)
     async with await opened(tmp_path) as store:
-        taken = []
-        for n in range(5):
-            if store.takes_lazy():
-                taken.append(store.submit(note(n)))
+        taken = [store.submit(note(n)) for n in range(5) if store.takes_lazy()]
         assert (len(taken), store.commits.lazy_dropped) == (3, 2)
         measures = await store.measures()
         assert (measures["lazy"], measures["lazy_dropped"]) == (3, 2)

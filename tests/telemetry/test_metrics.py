@@ -57,7 +57,9 @@ class Sessions:
 
     def __call__(self, sids: Collection[str] | None) -> Iterable[PassiveRow]:
         self.asked.append(None if sids is None else set(sids))
-        return list(self.rows.values()) if sids is None else [self.rows[sid] for sid in sids if sid in self.rows]
+        return (
+            list(self.rows.values()) if sids is None else [self.rows[sid] for sid in sids if sid in self.rows]
+        )
 
     def put(self, row: PassiveRow) -> None:
         self.rows[row.sid] = row

@@ -40,7 +40,9 @@ async def fill(path: Path) -> dict[str, object]:
         await store.submit(ancient.created("ancient"))
         await store.submit(ancient.tell(*ancient.turn("It is done.")))
         await store.submit(ancient.tell(ev.SessionEnded(status="done_success", stop_reason="goal")))
-        started = ev.DaemonStarted(version="0.1.0", boot="bt_golden", pid=4_711, epoch=1, log=store.cursor_log)
+        started = ev.DaemonStarted(
+            version="0.1.0", boot="bt_golden", pid=4_711, epoch=1, log=store.cursor_log
+        )
         await store.submit(Append(sid=None, at_ms=1_000, facts=(Fact(event=started, ss=0),)))
         night, ended = Story(1, at_ms=70 * DAY_MS), Story(2, at_ms=70 * DAY_MS)
         await store.submit(night.created("night"))
