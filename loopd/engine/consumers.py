@@ -43,6 +43,7 @@ class Consumers:
         self._router = router
         self._keyring = keyring
         self._known: dict[str, Consumer] = {}
+        self._leaving: set[str] = set()
 
     async def load(self) -> None:
         """Read them from the store."""
@@ -126,25 +127,30 @@ class Consumers:
         try:
             await self._router.tell((), principal=caller.principal, house=(moved.row(),))
         except Refused:
-            self._known[known.name] = known
+            if self._known.get(known.name) is moved:
+                self._known[known.name] = known
             raise
         return Answer(seq=store.head, result=self._view(moved))
 
     async def _delete(self, command: ac.ConsumerDelete, caller: Caller, keyed: Keyed | None) -> Answer:
         known = self._own(command.name, caller)
         result = {"name": known.name}
-        appended = await self._router.tell(
-            (ConsumerDeleted(name=known.name, by=caller.principal),),
-            principal=caller.principal,
-            idempotency=None if keyed is None else keyed.stored(result),
-            house=(HouseRow(kind="consumer", id=known.name, body=None),),
-        )
-        self._known.pop(known.name, None)
+        self._leaving.add(known.name)  # an ack behind this would write it again
+        try:
+            appended = await self._router.tell(
+                (ConsumerDeleted(name=known.name, by=caller.principal),),
+                principal=caller.principal,
+                idempotency=None if keyed is None else keyed.stored(result),
+                house=(HouseRow(kind="consumer", id=known.name, body=None),),
+            )
+            self._known.pop(known.name, None)
+        finally:
+            self._leaving.discard(known.name)
         return Answer(seq=appended.last, result={**result, "seq": appended.last})
 
     def _own(self, name: str, caller: Caller) -> Consumer:
         known = self._known.get(name)
-        if known is None or not self._may(caller, known):
+        if known is None or name in self._leaving or not self._may(caller, known):
             raise Refused("not_found", f"no consumer {name!r}; `loopctl consumer list`", path="$.name")
         return known
 

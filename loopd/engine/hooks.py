@@ -43,6 +43,7 @@ class WebhookDesk:
         self._known: dict[str, Webhook] = {}
         self._dead: dict[str, dict[int, DeadLetter]] = {}
         self._changed = anyio.Event()
+        self._leaving: dict[str, anyio.Event] = {}
         self._hurries: dict[str, anyio.Event] = {}
 
     async def load(self) -> None:
@@ -122,14 +123,19 @@ class WebhookDesk:
         letters = tuple(
             _gone("dead_letter", _letter_id(hook.name, seq)) for seq in self._dead.get(hook.name, ())
         )
-        appended = await self._router.tell(
-            (WebhookDeleted(name=hook.name, by=caller.principal),),
-            principal=caller.principal,
-            idempotency=None if keyed is None else keyed.stored(result),
-            house=(_gone("webhook", hook.name), *letters),
-        )
-        self._known.pop(hook.name, None)
-        self._dead.pop(hook.name, None)
+        decided = self._leaving[hook.name] = anyio.Event()
+        try:
+            appended = await self._router.tell(
+                (WebhookDeleted(name=hook.name, by=caller.principal),),
+                principal=caller.principal,
+                idempotency=None if keyed is None else keyed.stored(result),
+                house=(_gone("webhook", hook.name), *letters),
+            )
+            self._known.pop(hook.name, None)
+            self._dead.pop(hook.name, None)
+        finally:
+            del self._leaving[hook.name]
+            decided.set()
         self._tell_change()
         return Answer(seq=appended.last, result={**result, "seq": appended.last})
 
@@ -141,15 +147,16 @@ class WebhookDesk:
             # From the oldest on: also what came after it is sent again, in order, with the ids it had.
             again = {"cursor": min(letters) - 1, "rewinds": hook.rewinds + 1}
             rows = tuple(_gone("dead_letter", _letter_id(hook.name, seq)) for seq in letters)
-            self._dead.pop(hook.name)
         moved = msgspec.structs.replace(hook, tries=0, since_ms=0, next_ms=None, **again)
         await self._keep(moved, *rows)
+        if again:
+            self._dead.pop(hook.name, None)
         self._hurries.pop(hook.name, anyio.Event()).set()
         return Answer(seq=self._router.store.head, result=self._view(moved))
 
     def _find(self, name: str) -> Webhook:
         hook = self._known.get(name)
-        if hook is None:
+        if hook is None or name in self._leaving:
             raise Refused("not_found", f"no webhook {name!r}; `loopctl webhook list`", path="$.name")
         return hook
 
@@ -207,20 +214,24 @@ class WebhookDesk:
         """Return when somebody wants this one tried now."""
         await self._hurries.setdefault(name, anyio.Event()).wait()
 
-    async def passed(self, name: str, seq: int) -> None:
-        """Everything up to `seq` was delivered or is not wanted."""
+    async def passed(self, name: str, seq: int, *, rewinds: int) -> None:
+        """Everything up to `seq` was delivered or is not wanted; see `delivered` for `rewinds`."""
         hook = self._known.get(name)
-        if hook is not None:
+        if hook is not None and hook.rewinds == rewinds:
             await self._keep(msgspec.structs.replace(hook, cursor=max(hook.cursor, seq)))
 
-    async def delivered(self, name: str, seq: int, now: int) -> None:
-        """The sink took event `seq`; tells when it had been failing."""
+    async def delivered(self, name: str, seq: int, now: int, *, rewinds: int) -> None:
+        """The sink took event `seq`; tells when it had been failing.
+
+        `rewinds` is what the webhook had when the event was chosen: one that was set back meanwhile stays where
+        it was set.
+        """
         hook = self._known.get(name)
         if hook is None:
             return
         well = msgspec.structs.replace(
             hook,
-            cursor=seq,
+            cursor=seq if hook.rewinds == rewinds else hook.cursor,
             tries=0,
             since_ms=0,
             next_ms=None,
@@ -246,10 +257,10 @@ class WebhookDesk:
         )
         await self._keep(failing, events=events)
 
-    async def dead(self, name: str, seq: int, error: str, now: int) -> None:
-        """It refused event `seq` for good: the event is set aside."""
+    async def dead(self, name: str, seq: int, error: str, now: int, *, rewinds: int) -> None:
+        """It refused event `seq` for good: the event is set aside, unless it comes again anyway."""
         hook = self._known.get(name)
-        if hook is None:
+        if hook is None or hook.rewinds != rewinds:
             return
         letter = DeadLetter(webhook=name, seq=seq, at_ms=now, tries=hook.tries, error=error)
         letters = self._dead.setdefault(name, {})
@@ -263,9 +274,20 @@ class WebhookDesk:
         await self._keep(well, *rows, events=(WebhookDeadLetter(name=name, seq=seq, error=error[:4_000]),))
 
     async def _keep(self, hook: Webhook, *rows: HouseRow, events: tuple[ev.Event, ...] = ()) -> None:
-        await self._router.tell(events, principal="daemon", house=(_row(hook), *rows))
-        if hook.name in self._known:
-            self._known[hook.name] = hook
+        while (leaving := self._leaving.get(hook.name)) is not None:
+            await (
+                leaving.wait()
+            )  # a row that is written behind its deletion would come back at the next start
+        before = self._known.get(hook.name)
+        if before is None:
+            return
+        self._known[hook.name] = hook  # at once: what is decided while this is written builds on it
+        try:
+            await self._router.tell(events, principal="daemon", house=(_row(hook), *rows))
+        except Refused:
+            if self._known.get(hook.name) is hook:
+                self._known[hook.name] = before
+            raise
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, anyio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ class Place:
         self._limiter = limiter
         self._pace = pace
         self._held = False
+        self._taking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self.take()
@@ -31,8 +33,13 @@ class Place:
         self.leave()
 
     async def take(self) -> None:
-        """Wait for a place, and for its time."""
+        """Wait for a place, and for its time. Two calls of one turn may wait for it together."""
         await checkpoint_if_cancelled()
+        async with self._taking:
+            if not self._held:
+                await self._take()
+
+    async def _take(self) -> None:
         try:  # nearly always there is one: waiting for it would cost each turn a step of the event loop
             self._limiter.acquire_on_behalf_of_nowait(self)
         except anyio.WouldBlock:
@@ -97,6 +104,8 @@ class Questions:
             del self._open[approval]
         if self.place is not None and not self._waiting:
             await self.place.take()
+            if self._waiting:  # something else was asked meanwhile
+                self.place.leave()
         return self._settled.pop(approval)
 
     def _pause(self) -> None:

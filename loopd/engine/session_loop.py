@@ -272,10 +272,11 @@ class SessionLoop:
         if error is not None or future.cancelled():
             self._office.lost(self, error or asyncio.CancelledError())
             return
+        before, self.durable = self.durable, advanced.session
+        # Also when a later write failed: this one stands, and what it spent of shared limits is spent.
+        self._office.spent(before, advanced.session, at_ms, future.result().last)
         if self.forgotten:
             return
-        before, self.durable = self.durable, advanced.session
-        self._office.spent(before, advanced.session, at_ms, future.result().last)
         issues.file_all(advanced.session, advanced.events)
         for effect in advanced.effects:
             match effect:

@@ -7,6 +7,7 @@ the events of that window. Sessions without a shared limit cost nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -121,6 +122,8 @@ class Treasury:
         self._children: dict[str, set[str]] = {}
         self._labels: dict[str, dict[tuple[str, int | None], _Count]] = {}
         self._trees: dict[str, dict[tuple[str, int | None], _Count]] = {}
+        self._filling = asyncio.Lock()
+        self._moved: dict[str, Used] = {}
 
     def __bool__(self) -> bool:
         return bool(self._labels or self._trees)
@@ -189,6 +192,8 @@ class Treasury:
         spent = total_of(after).minus(total_of(before))
         if spent == NOTHING:
             return []
+        if self._filling.locked():
+            self._moved[after.sid] = total_of(after)
         over = []
         for scope, count in self._counts_of(after.sid, after.labels, after.account.parent):
             if seq > count.since:
@@ -294,7 +299,22 @@ class Treasury:
         Sessions may go on meanwhile. A window takes in events up to the head at which this began, and
         follows what is later; a total is summed up in one go in the end. `durable` gives the committed state
         of a session that is loaded, for it can have changed since it was read; `only` picks one limit.
+        One at a time: two that count the same window together would count it twice.
         """
+        async with self._filling:
+            self._moved = {}
+            await self._fill(store, rows, now, durable, labels, trees, only)
+
+    async def _fill(  # noqa: PLR0917
+        self,
+        store: Store,
+        rows: Mapping[str, PassiveRow],
+        now: int,
+        durable: Callable[[str], Session | None],
+        labels: Iterable[str],
+        trees: Iterable[str],
+        only: tuple[str, int | None] | None,
+    ) -> None:
         chosen: list[tuple[_Count, set[str]]] = []
         for label in labels:
             members = set(self.with_label(label, rows.values()))
@@ -326,6 +346,9 @@ class Treasury:
         for start in range(0, len(wanted), PAGE):
             part = await store.load_sessions(wanted[start : start + PAGE])
             read |= {sid: total_of(session) for sid, session in part.items()}
+        read |= {
+            sid: self._moved[sid] for sid in wanted if sid in self._moved
+        }  # it may have left memory again
         for sid in wanted:  # no waiting from here on
             if (session := durable(sid)) is not None:
                 read[sid] = total_of(session)

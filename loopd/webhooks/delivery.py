@@ -82,16 +82,16 @@ class Hooks(Protocol):
     async def hurry(self, name: str) -> None:
         """Return when somebody wants this one tried now."""
 
-    async def passed(self, name: str, seq: int) -> None:
+    async def passed(self, name: str, seq: int, *, rewinds: int) -> None:
         """Everything up to `seq` was delivered or is not wanted."""
 
-    async def delivered(self, name: str, seq: int, now: int) -> None:
-        """The sink took event `seq`."""
+    async def delivered(self, name: str, seq: int, now: int, *, rewinds: int) -> None:
+        """The sink took event `seq`. `rewinds`: of the webhook, when the event was chosen."""
 
     async def failed(self, name: str, seq: int, error: str, now: int, next_ms: int) -> None:
         """It did not; it is tried again at `next_ms`."""
 
-    async def dead(self, name: str, seq: int, error: str, now: int) -> None:
+    async def dead(self, name: str, seq: int, error: str, now: int, *, rewinds: int) -> None:
         """It refused event `seq` for good."""
 
 
@@ -178,12 +178,13 @@ class Deliveries:
         cursor = saved = hook.cursor
         rewinds = hook.rewinds
         while True:
-            await self._news(name, cursor)
             hook = self._hooks.get(name)
             if hook is None:
                 return
             if hook.rewinds != rewinds:
-                cursor, rewinds = hook.cursor, hook.rewinds
+                cursor = saved = hook.cursor
+                rewinds = hook.rewinds
+            await self._news(name, cursor)
             chunk = await self._bus.read(cursor, limit=CHUNK_EVENTS)
             if chunk.gap is not None:
                 log.warning(
@@ -196,13 +197,13 @@ class Deliveries:
                 if hook.rewinds != rewinds:
                     break
                 if hook.wants(event.kind) and self._hooks.reaches(hook, event.sid):
-                    await self._deliver(name, event, sink)
+                    await self._deliver(name, event, sink, rewinds)
                     saved = event.seq
                 cursor = event.seq
             else:
                 cursor = max(cursor, chunk.cursor)
             if cursor - saved >= SAVE_EVERY:
-                await self._hooks.passed(name, cursor)
+                await self._hooks.passed(name, cursor, rewinds=rewinds)
                 saved = cursor
 
     async def _news(self, name: str, cursor: int) -> None:
@@ -217,9 +218,9 @@ class Deliveries:
             await self._bus.wait(cursor)
             group.cancel_scope.cancel()
 
-    async def _deliver(self, name: str, event: StoredEvent, sink: Sink) -> None:
-        """Send one event until it is taken, or refused for good."""
-        while (hook := self._hooks.get(name)) is not None:
+    async def _deliver(self, name: str, event: StoredEvent, sink: Sink, rewinds: int) -> None:
+        """Send one event until it is taken, or refused for good, or the webhook was set back behind it."""
+        while (hook := self._hooks.get(name)) is not None and hook.rewinds == rewinds:
             now = self._now()
             if hook.next_ms is not None and hook.next_ms > now:
                 await self._wait(name, (hook.next_ms - now) / 1_000)
@@ -228,13 +229,13 @@ class Deliveries:
             self._observe(event.kind, "taken" if error is None else "failed")
             now = self._now()
             if error is None:
-                await self._hooks.delivered(name, event.seq, now)
+                await self._hooks.delivered(name, event.seq, now, rewinds=rewinds)
                 return
             tries = hook.tries + 1
             await self._hooks.failed(name, event.seq, error, now, now + delay_ms(tries, asked_ms=asked_ms))
             hook = self._hooks.get(name)
             if hook is not None and given_up(hook, now, refused=refused):
-                await self._hooks.dead(name, event.seq, error, now)
+                await self._hooks.dead(name, event.seq, error, now, rewinds=rewinds)
                 return
 
     async def _wait(self, name: str, seconds: float) -> None:

@@ -238,6 +238,69 @@ async def test_a_deleted_webhook_sends_nothing_more_and_its_name_is_free():
         await at.hook()
 
 
+class SlowSink(Sink):
+    """A sink whose answers wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+        self.go = anyio.Event()
+        self.go.set()
+
+    async def held(self, request: httpx.Request) -> httpx.Response:
+        self.waiting += 1
+        await self.go.wait()
+        self.waiting -= 1
+        return self.handle(request)
+
+    def open(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self.held))
+
+
+async def test_dead_letters_are_sent_again_also_when_a_request_is_under_way_meanwhile():
+    sink = SlowSink()
+    async with here(sink=sink) as at:
+        await at.hook(kinds=["envelope.accepted"], give_up_ms=10_000, timeout_ms=30_000)
+        sid = await at.engine.new()
+        sink.answer = lambda request: 422
+        await at.engine.send(sid, "one")
+        (first,) = [e.seq for e in await at.engine.events(sid, "envelope.accepted")]
+        with anyio.fail_after(10):
+            while not (await at.listed())["dead_count"]:
+                await anyio.lowlevel.checkpoint()
+        sink.answer = lambda request: 200
+        sink.go = anyio.Event()
+        await at.engine.send(sid, "two")
+        await at.engine.until(lambda: sink.waiting)
+        await at.ask("webhook.retry", name="h", dead=True)
+        sink.go.set()
+        second = [e.seq for e in await at.engine.events(sid, "envelope.accepted")][1]
+        await at.engine.settle(400)
+        assert sink.seqs() == [second, first, second]
+        assert (await at.listed())["cursor"] == second
+
+
+async def test_a_webhook_that_is_deleted_while_a_request_is_answered_stays_deleted():
+    sink = SlowSink()
+    async with here(sink=sink) as at:
+        await at.hook(kinds=["envelope.accepted"], timeout_ms=30_000)
+        sid = await at.engine.new()
+        await at.engine.settle()
+        sink.go = anyio.Event()
+        await at.engine.send(sid, "one")
+        await at.engine.until(lambda: sink.waiting)
+        store = at.engine.store
+        store.held = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: at.ask("webhook.delete", name="h"))
+            await at.engine.settle()
+            sink.go.set()
+            await at.engine.settle()
+            store.release()
+        await at.engine.settle()
+        assert await store.house("webhook") == {}
+
+
 async def test_only_wanted_events_of_wanted_sessions_are_sent_and_content_stays_at_home():
     async with here() as at:
         await at.hook(kinds=["envelope.*"], labels={"team": "web"})
