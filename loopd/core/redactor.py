@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -23,7 +23,8 @@ from loopd_protocol.errors import Refused
 
 PROFILES = ("none", "secrets", "content")
 PIECE_CHARS = 4_096
-"""Patterns of users see a long line in pieces of this length, so that a slow one stays bounded."""
+"""Patterns of users see a long line in pieces of this length, so that a slow one stays bounded. Each piece begins in
+the middle of the one before it: a secret of up to half the length is whole in one of them."""
 
 PATTERN_CHARS = 500
 PATTERNS_MAX = 50
@@ -134,11 +135,26 @@ class Redactor:
             # What was replaced once stays as it is: every other part is a placeholder.
             parts = _PLACED.split(line)
             for place in range(0, len(parts), 2):
-                part = parts[place]
-                pieces = [part[at : at + PIECE_CHARS] for at in range(0, len(part), PIECE_CHARS)]
-                parts[place] = "".join(pattern.sub(stand, piece) for piece in pieces)
+                parts[place] = _by_pieces(pattern, stand, parts[place])
             made.append("".join(parts))
         return "\n".join(made)
+
+
+def _by_pieces(pattern: re.Pattern[str], stand: Callable[[re.Match[str]], str], text: str) -> str:
+    """The text with each match replaced that begins in the first half of a piece, or in the last piece."""
+    made: list[str] = []
+    copied = begin = 0
+    while begin < len(text):
+        last = begin + PIECE_CHARS >= len(text)
+        following = len(text) if last else begin + PIECE_CHARS // 2
+        for found in pattern.finditer(text, max(begin, copied), begin + PIECE_CHARS):
+            if found.start() >= following and not last:
+                break  # the next piece sees all of it
+            made += text[copied : found.start()], stand(found)
+            copied = found.end()
+        begin = following
+    made.append(text[copied:])
+    return "".join(made)
 
 
 def checked(pattern: str) -> re.Pattern[str]:

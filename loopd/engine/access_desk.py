@@ -114,7 +114,8 @@ class AccessDesk:
             [_created(key), told], [key, gone], caller, None if keyed is None else keyed.stored(result)
         )
         self.keyring.keep(key)
-        self.keyring.keep(gone)
+        if self.keyring.stands(old):  # else somebody revoked it meanwhile: that holds, and no grace does
+            self.keyring.keep(gone)
         return Answer(seq=appended.last, result={**result, "token": token, "seq": appended.last})
 
     async def _write(

@@ -185,6 +185,10 @@ class Keyring:
             raise Refused("not_found", f"no token {kid!r} is in force; `loopctl token list`", path="$.kid")
         return key
 
+    def stands(self, key: Key) -> bool:
+        """Whether a token is still as it was found."""
+        return self._keys.get(key.kid) is key
+
     def keep(self, key: Key) -> None:
         """The row is durable: it counts from now on. Listeners hear of one that is worth nothing now."""
         self._keys[key.kid] = key

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loopd.core.redactor import PROFILES, Redactor, checked
+from loopd.core.redactor import PIECE_CHARS, PROFILES, Redactor, checked
 from loopd.core.secret_shapes import KINDS, OPEN
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -186,6 +186,20 @@ def test_a_pattern_that_may_be_slow_is_refused(pattern: str, words: str) -> None
     with pytest.raises(Refused, match=words) as refused:
         checked(pattern)
     assert refused.value.code == "invalid"
+
+
+@given(before=st.integers(0, 3 * PIECE_CHARS), behind=st.sampled_from([0, 1, 3_000, 9_000]))
+@example(before=PIECE_CHARS - 1, behind=40)
+@example(before=PIECE_CHARS // 2 - 1, behind=9_000)
+def test_a_pattern_of_the_house_finds_a_secret_wherever_it_stands_in_a_long_line(
+    before: int, behind: int
+) -> None:
+    redactor = Redactor("secrets", key=KEY, patterns=(r"ACME-\d{16}",))
+    secret = "ACME-1234567890123456"
+    head, tail = ("x " * before)[:before], (" y" * behind)[:behind]
+    made = redactor.text(f"{head}{secret}{tail}")
+    assert made == f"{head}{redactor.placeholder('custom', secret)}{tail}"
+    assert redactor.text(made) == made
 
 
 def test_patterns_of_the_house_replace_all_or_the_named_part() -> None:

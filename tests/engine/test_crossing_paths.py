@@ -212,3 +212,22 @@ async def test_a_consumer_that_is_deleted_while_it_acknowledges_is_gone_for_good
             await here.settle()
             here.store.release()
         assert "c" not in await here.store.house("consumer")
+
+
+# -- tokens ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_that_is_revoked_while_it_is_rotated_has_no_grace() -> None:
+    async with stage() as here:
+        made = await here.call(ac.TokenNew(scopes=("read",)))
+        kid, token = made.result["kid"], made.result["token"]
+        here.store.held = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(here.call, ac.TokenRotate(kid=kid, grace_ms=60_000))
+            await here.settle()
+            tasks.start_soon(here.call, ac.TokenRevoke(kid=kid))
+            await here.settle()
+            here.store.release()
+        with pytest.raises(Refused) as refused:
+            here.dispatcher.keyring.authenticate(token)
+        assert refused.value.code == "unauthenticated"
