@@ -11,7 +11,7 @@ from loopd.core.state import Session
 from loopd.core.writes import StoredEvent
 from loopd.engine.absence import deletion_of, said
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History
-from loopd.engine.loading import HISTORY_EVENTS, blob_names
+from loopd.engine.loading import HISTORY_EVENTS, SUMMARIES, blob_names, summing
 from loopd.engine.manifest import sha256
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -100,9 +100,20 @@ async def origin_of(store: Past, parent: Session, n: int | None) -> Origin:
     state, _ = await store.state_at(parent.sid, seq=seq)
     lost: list[StoredEvent] = []
     history = History(context_bytes=int(state.driver.get("context_bytes") or CONTEXT_BYTES))
-    for stored in await store.page(
+    read = await store.page(
         sid=parent.sid, after=None, before=seq + 1, limit=HISTORY_EVENTS, kinds=KINDS, newest=True
-    ):
+    )
+    if len(read) == HISTORY_EVENTS:  # the summary that stands for what is older
+        summed = await store.page(
+            sid=parent.sid,
+            after=None,
+            before=read[0].seq,
+            limit=SUMMARIES,
+            kinds=("context.compacted",),
+            newest=True,
+        )
+        read = [*summing(summed), *read]
+    for stored in read:
         if stored.reduced:
             if stored.kind in _SAID:
                 lost.append(stored)

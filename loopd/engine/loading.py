@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from loopd.core.state import Session
+from loopd.core.writes import StoredEvent
 from loopd.engine.history import CONTEXT_BYTES, KINDS, History, step_messages
 from loopd.engine.office import Office
 from loopd.engine.ports import Store
@@ -19,6 +20,9 @@ LIFE = ("session.created", "session.ended", "session.resumed")
 
 BLOBS_AT_ONCE = 8
 """Contents that are read in one go: a context of full steps has seven."""
+
+SUMMARIES = 16
+"""Compactions among which the newest with a summary is looked for; the others only shorten results."""
 
 HISTORY_EVENTS = 2_000
 """Newest events of a session that are read when it is loaded."""
@@ -77,8 +81,8 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     older = [w.ss for w in session.inbox if w.ss < first]
     earlier = list(await office.store.events_at(sid, older)) if older else []
     if len(tail) == HISTORY_EVENTS:  # the summary that stands for what is older
-        summed = await office.store.session_tail(sid, kinds=("context.compacted",), limit=1)
-        earlier = [*(each for each in summed if each.ss < first), *earlier]
+        summed = await office.store.session_tail(sid, kinds=("context.compacted",), limit=SUMMARIES)
+        earlier = [*summing([each for each in summed if each.ss < first]), *earlier]
     whole = [
         each for each in (*earlier, *tail) if not each.reduced
     ]  # of the others nothing is left to be told
@@ -87,6 +91,16 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     for event, ss in events:
         history.feed(event, ss, blobs)
     return SessionLoop(office, session, history)
+
+
+def summing(compacted: Sequence[StoredEvent]) -> Sequence[StoredEvent]:
+    """Of these compactions, in order, those that still count: from the newest with a summary on."""
+    for place in range(len(compacted) - 1, -1, -1):
+        body = compacted[place].body
+        event = ev.decode(body) if body else None
+        if isinstance(event, ev.ContextCompacted) and event.upto_ss:
+            return compacted[place:]
+    return compacted
 
 
 async def _content(store: Store, events: Sequence[ev.Event], context_bytes: int) -> dict[str, bytes]:

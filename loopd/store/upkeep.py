@@ -120,6 +120,7 @@ def protection(connection: sqlite3.Connection, num: int, context: Context) -> Pr
     if found is None or found[0] != "live":
         return Protection(None, frozenset())
     waiting = frozenset(r[0] for r in connection.execute("SELECT ss FROM inbox WHERE sid = ?", (num,)))
+    waiting |= _summary(connection, num)
     state = decode_state(found[1])
     wanted = int(state.driver.get("context_bytes") or context.bytes) * CONTEXT_SHARE
     marks = ", ".join("?" * len(context.kinds))
@@ -132,6 +133,17 @@ def protection(connection: sqlite3.Connection, num: int, context: Context) -> Pr
         if size > wanted:
             break
     return Protection(floor, waiting)
+
+
+def _summary(connection: sqlite3.Connection, num: int) -> frozenset[int]:
+    """The summary that stands in front of a context, however much was said since."""
+    for ss, body in connection.execute(
+        "SELECT ss, body FROM journal WHERE sid = ? AND kind = 'context.compacted' ORDER BY ss DESC", (num,)
+    ):
+        event = ev.decode(body) if body else None
+        if isinstance(event, ev.ContextCompacted) and event.upto_ss:
+            return frozenset((ss,))
+    return frozenset()
 
 
 def look_at(

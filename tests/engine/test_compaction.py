@@ -8,7 +8,7 @@ import pytest
 
 from loopd.core.compaction import Plan, digest
 from loopd.core.conversation import Message, StepDone, TurnEnd, TurnRequest
-from loopd.engine import loading
+from loopd.engine import forking, loading
 from loopd_protocol import commands as cm
 from loopd_protocol import events as ev
 from loopd_protocol.errors import Refused
@@ -108,3 +108,30 @@ async def test_a_turn_that_is_over_compacts_nothing() -> None:
         with pytest.raises(Refused):
             await hosts[0].compacted(Plan(reason="window", upto_ss=1), ())
         assert await here.decoded(sid, ev.ContextCompacted) == []
+
+
+async def test_a_summary_from_before_all_that_is_read_again_is_known_to_a_fork_and_to_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (loading, forking):
+        monkeypatch.setattr(module, "HISTORY_EVENTS", 8)
+    async with stage() as here:
+        mind = Forgetful(2)
+        sid = await here.new(run=mind.play)
+        await taken(here, sid, 2)
+        zero = "0" * 64
+        loop = await here.router.loop_of(sid)
+        loop.note(
+            ev.ContextCompacted(
+                n=2, reason="window", before_sha256=zero, after_sha256=zero, result_chars=5_000
+            )
+        )
+        await taken(here, sid, 6)
+        origin = await forking.origin_of(here.store, await here.state(sid), None)
+        assert b"all of it in short" in origin.history
+        image = here.store.image()
+    async with stage(image=image) as again:
+        loop = await again.router.loop_of(sid)
+        summary = loop.history.inheritance().summary
+        assert summary is not None
+        assert summary.text.endswith("all of it in short")

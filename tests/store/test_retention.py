@@ -358,6 +358,43 @@ async def test_a_live_session_keeps_its_context_and_what_waits_for_it(tmp_path: 
         await verified(at.store)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_live_session_keeps_the_summary_that_stands_in_front_of_its_context(
+    tmp_path: Path, beside: bool
+) -> None:
+    """Its messages since then may fill the context many times; the summary is still what it begins with."""
+    summary = b"what was decided in January"
+    async with house(tmp_path / "j.db") as at:
+        story = Story(1, at_ms=START)
+        await at.store.submit(story.created())
+        await live_through(at.store, story, range(2))
+        told = ev.ContextCompacted(
+            n=2,
+            reason="window",
+            before_sha256=sha(b"before"),
+            after_sha256=sha(b"after"),
+            upto_ss=3,
+            summary="" if beside else summary.decode(),
+            summary_blob=sha(summary) if beside else None,
+        )
+        await at.store.submit(story.tell(told, at_ms=day(2), blobs=[summary] if beside else []))
+        shorter = msgspec.structs.replace(told, upto_ss=0, result_chars=100, summary="", summary_blob=None)
+        await at.store.submit(story.tell(shorter, at_ms=day(2)))
+        await live_through(at.store, story, range(3, 6), text="x" * 90_000, turns=3)
+        await at.tend(90)
+        kinds = ("context.compacted",)
+        first, _ = await at.store.page(sid="ses_1", after=None, before=None, limit=9, kinds=kinds)
+        assert not first.reduced
+        if beside:
+            assert await at.store.blob(sha(summary)) == summary
+        await verified(at.store)
+        await end(at.store, story, 91)
+        await at.tend(130, Policy(content_days=30, metadata_days=0))
+        first, _ = await at.store.page(sid="ses_1", after=None, before=None, limit=9, kinds=kinds)
+        assert first.reduced
+        await verified(at.store)
+
+
 async def test_blobs_go_when_nobody_used_them_and_stay_while_somebody_does(tmp_path: Path) -> None:
     async with house(tmp_path / "j.db") as at:
         story = Story(1, at_ms=START)
