@@ -37,6 +37,8 @@ AGAIN_S = 20
 """How long a daemon may take to notice that there is room again, on a machine that does other things as well."""
 
 GONE_S = 5.0
+RETRIED_S = 3.0
+"""A session whose take-over was refused is taken over a second later."""
 
 FIRED = b"fail-point "
 
@@ -326,6 +328,7 @@ class Lane:
         if "EIO" in fault.detail:
             return  # an fsync that failed once is never trusted again: it needs a new start
         await self._ready_again(result)
+        await anyio.sleep(RETRIED_S)
 
     def _fired(self) -> bool:
         """Whether the fail-point of this life was reached: the daemon says so on standard error."""
