@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopd.drivers.acp.driver import AcpDriver
 from loopd.drivers.model import Limits
 from loopd.drivers.proxy import bodies
 from loopd.drivers.proxy.door import APIS, Upstream
@@ -25,9 +28,12 @@ from loopd.drivers.proxy.server import ModelProxy
 from loopd.drivers.proxy.stops import stop_body
 from loopd.drivers.sse import EventParser
 from loopd.drivers.wires import WIRES
+from loopd.testing.driver_suite import RecordingHost, turn
 from loopd.testing.endpoint import Call, Endpoint, Reply, Script, ask, fail, say
+from loopd_protocol.commands import AcpSpec
 from loopd_protocol.errors import Refused
 from loopd_protocol.events import ModelAsked, ModelCalled
+from tests.drivers.acp.stage import AcpStage
 
 pytestmark = pytest.mark.anyio
 PATHS = {api: WIRES[api].path for api in APIS}
@@ -495,3 +501,17 @@ async def test_a_kept_connection_that_the_endpoint_closes_under_a_request_is_no_
     await listener.aclose()
     assert connections == 3
     assert [c.outcome for c in ledger.calls] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("quirk", ["exits_at_once", "refuses_session"])
+async def test_an_agent_that_does_not_start_leaves_no_way_open(tmp_path: Path, quirk: str) -> None:
+    async with stage() as at:
+        acp = AcpStage(tmp_path)
+        kind = acp.kind(tmp_path / "agent", "--quirk", quirk)
+        kind.write_text(kind.read_text() + '\n[model]\nenv = { MODEL_URL = "{base_url}" }\n')
+        spec = AcpSpec(agent=str(kind), base_url=at.endpoint.base_url, model="m")
+        driver = AcpDriver("ses_agent", spec, None, dataclasses.replace(acp.premises, proxy=at.proxy))
+        end = await driver.take_turn(turn(), RecordingHost())
+        assert end.outcome != "completed"
+        assert at.proxy.passages == 1  # the one of this stage
+        await driver.aclose()

@@ -24,6 +24,7 @@ from loopd.drivers.acp.turn import HostedTurn
 from loopd.drivers.acp.usage import UsageMeter
 from loopd.drivers.fingerprint import WorkspaceSensor
 from loopd.drivers.host import TurnHost
+from loopd.drivers.proxy.door import Passage
 from loopd_protocol.commands import AcpSpec
 from loopd_protocol.errors import Refused
 
@@ -150,11 +151,38 @@ class AcpDriver:
         return agent, [part for part in told if part]
 
     async def _start(self, request: TurnRequest, host: TurnHost) -> Agent:
-        proxy, upstream = self._premises.proxy, upstream_of(self._spec)
+        earlier = self._session if self._session is not None else request.memory.get(SESSION_KEY, "")
+        passage = await self._passage()
         try:
-            passage = None
-            if proxy is not None and upstream is not None:
-                passage = await proxy.open(self._sid, upstream)
+            agent = await self._launched(request, host, passage, earlier)
+        except BaseException:
+            if passage is not None and self._premises.proxy is not None:
+                with anyio.CancelScope(shield=True):  # nobody has its key, and no turn may ever follow
+                    await self._premises.proxy.close(self._sid)
+            raise
+        agent.passage = passage
+        self._asks = request.asks
+        self._agent = agent
+        if not agent.resumed:
+            self._told = ""
+        if agent.session != earlier:
+            await self._remember(host, SESSION_KEY, agent.session)
+        self._session = agent.session
+        return agent
+
+    async def _passage(self) -> Passage | None:
+        proxy, upstream = self._premises.proxy, upstream_of(self._spec)
+        if proxy is None or upstream is None:
+            return None
+        try:
+            return await proxy.open(self._sid, upstream)
+        except Refused as refusal:  # the key was there when the session was created
+            raise AgentGone("not_ready", refusal.message) from refusal
+
+    async def _launched(
+        self, request: TurnRequest, host: TurnHost, passage: Passage | None, earlier: str
+    ) -> Agent:
+        try:
             launch = prepare(
                 self._sid,
                 self._spec,
@@ -168,8 +196,7 @@ class AcpDriver:
             raise AgentGone("not_ready", refusal.message) from refusal
         # A driver before this one may still be ending its agent: two of them on one session would mix it up.
         await anyio.to_thread.run_sync(end_session, self._sid, self._premises.house)
-        earlier = self._session if self._session is not None else request.memory.get(SESSION_KEY, "")
-        agent = await open_agent(
+        return await open_agent(
             self._kind,
             launch,
             earlier=earlier,
@@ -178,15 +205,6 @@ class AcpDriver:
             record=host.frame,
             user=self._premises.user,
         )
-        agent.passage = passage
-        self._asks = request.asks
-        self._agent = agent
-        if not agent.resumed:
-            self._told = ""
-        if agent.session != earlier:
-            await self._remember(host, SESSION_KEY, agent.session)
-        self._session = agent.session
-        return agent
 
     def _mode(self, request: TurnRequest) -> str:
         if self._spec.mode is not None:

@@ -72,6 +72,11 @@ class ModelProxy:
         """Where it listens, None while it does not."""
         return f"http://127.0.0.1:{self.port}" if self.port else None
 
+    @property
+    def passages(self) -> int:
+        """How many are open."""
+        return len(self._by_sid)
+
     async def open(self, sid: str, upstream: Upstream) -> OpenPassage:
         """See `door.ProxyDoor`."""
         endpoint_url(upstream.base_url, "")
