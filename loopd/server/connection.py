@@ -21,7 +21,7 @@ from loopd.core.access import Answer, Caller
 from loopd.server.auth import hung_up
 from loopd.server.fanout import Subscription
 from loopd.server.house import House, Job
-from loopd.server.opening import first_cursor, pong, refusal, snapshot_parts, welcome
+from loopd.server.opening import check_encoding, first_cursor, pong, refusal, snapshot_parts, welcome
 from loopd.server.rendering import Encoding, make_filter
 from loopd_protocol import codec
 from loopd_protocol.commands import SessionGet
@@ -328,9 +328,9 @@ class Connection(asyncio.Protocol):
         if self._open:
             raise Refused("invalid", "'hello' was said before; expected once", path="$.t")
         house = self._house
+        check_encoding(self.via, frame.enc)
         self.caller = house.greet(self, frame.auth)
-        low, high = frame.v
-        shared = low <= PROTOCOL_VERSION <= high
+        shared = frame.v[0] <= PROTOCOL_VERSION <= frame.v[1]
         if not shared:
             _log.warning("no shared protocol version", extra={"client": frame.client.name, "v": frame.v})
         self._open, self._core_only = True, not shared

@@ -10,6 +10,7 @@ import msgspec
 from loopd.core.access import Caller
 from loopd.server.fanout import Subscription
 from loopd.server.house import House
+from loopd.server.rendering import Encoding
 from loopd_protocol.errors import Refused
 from loopd_protocol.frames import (
     CORE_VERSION,
@@ -29,6 +30,18 @@ from loopd_protocol.schema import digest
 CAPS = ("core-0", "sub", "snapshot", "delta", "msgpack", "cancel")
 _SNAP_SESSIONS = 100
 _SNAP_BYTES = 262_144
+
+
+def check_encoding(via: str, enc: Encoding) -> None:
+    """Refuse an encoding that does not fit the way.
+
+    Raises:
+        Refused: `invalid`.
+    """
+    if via == "websocket" and enc != "json":
+        raise Refused(
+            "invalid", f"enc is {enc!r}; a WebSocket carries text here, expected 'json'", path="$.enc"
+        )
 
 
 def welcome(house: House, caller: Caller, *, version: int) -> Welcome:

@@ -394,6 +394,16 @@ async def test_a_websocket_speaks_the_frames_of_the_socket():
         assert found[0]["code"] == "bad_frame"
 
 
+async def test_a_websocket_carries_text_and_says_so_to_who_asks_for_bytes():
+    async with open_house() as (at, _, token), connect(at.url.replace("http", "ws") + "/v1/ws") as ws:
+        await ws.send(json.dumps({"t": "hello", "v": [1, 1], "auth": token, "enc": "msgpack"}))
+        frames = await frames_of(ws)
+        assert (frames[0]["t"], frames[0]["code"]) == ("err", "invalid")
+        assert "msgpack" in frames[0]["msg"]
+        with pytest.raises(ConnectionClosed):
+            await ws.recv()
+
+
 async def test_a_ticket_opens_one_websocket_once_and_soon():
     async with open_house() as (at, client, _):
         url = at.url.replace("http", "ws") + "/v1/ws"
