@@ -681,6 +681,7 @@ def test_a_turn_before_the_fork_is_asked_of_the_parent(stage: Stage) -> None:
     name = stage.session()
     stage.ok("send", name, "go")
     stage.ok("wait", name, "--until", "turn>0", "--timeout", "20s")
+    stage.ok("wait", name, "--until", "idle", "--timeout", "20s")
     stage.ok("fork", f"{name}@1", "--name", f"{name}-fork")
     said = stage.ctl("show", f"{name}-fork@1")
     assert said.code == 3
