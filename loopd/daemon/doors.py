@@ -105,15 +105,15 @@ class Doors:
     async def _open_http(self, tasks: anyio.abc.TaskGroup) -> None:
         # A quarter of what a start imports, for those who listen.
         from loopd.server.http import Tls, serve_http  # noqa: PLC0415
-        from loopd.server.http.desk import Cookies, Desk, cookie_key  # noqa: PLC0415
+        from loopd.server.http.cookies import Cookies  # noqa: PLC0415
+        from loopd.server.http.desk import Desk  # noqa: PLC0415
 
         http = self._daemon.config.http
         assert http.listen is not None
         unix = http.listen.startswith("unix:")
         host, _, port = (http.listen, "", "0") if unix else http.listen.rpartition(":")
         assert self.server is not None
-        cookies = Cookies(cookie_key(self._daemon.data / "cookie.key"))
-        desk = Desk(self.server, self._keyring, cookies=cookies)
+        desk = Desk(self.server, self._keyring, cookies=Cookies(self._daemon.data / "cookie.key"))
         tls = None
         if http.tls_certificate is not None and http.tls_key is not None:
             tls = Tls(certificate=http.tls_certificate, key=http.tls_key)

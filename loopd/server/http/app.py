@@ -19,7 +19,8 @@ from starlette.websockets import WebSocket
 from loopd.core.access import Answer, Caller
 from loopd.server.http import documents, websocket
 from loopd.server.http.access import COOKIE, ME, bearer, caller_of, cookie_name, logged_in
-from loopd.server.http.desk import COOKIE_MS, Desk
+from loopd.server.http.cookies import COOKIE_MS
+from loopd.server.http.desk import Desk
 from loopd.server.http.guard import HostGuard, deny
 from loopd.server.http.page import page_routes
 from loopd.server.http.problems import problem, refusal
@@ -202,7 +203,7 @@ class Api:
     async def _logout(self, request: Request, _: Caller) -> Response:
         name = cookie_name(request)
         if name is not None:
-            self._desk.log_out(name)
+            await self._desk.log_out(name)
         answer = _json({"out": True})
         answer.delete_cookie(COOKIE, path="/", secure=self._secure, httponly=True, samesite="strict")
         return answer

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import hmac
 import ipaddress
-import os
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import anyio.to_thread
 
 from loopd.core.access import Answer, Caller
 from loopd.server.connection import Connection
 from loopd.server.house import Clock, Job
+from loopd.server.http.cookies import COOKIE_MS, Cookies
 from loopd.server.ports import Keys
 from loopd.server.unix import UnixServer
 from loopd_protocol.commands import Command
@@ -27,64 +25,7 @@ if TYPE_CHECKING:
 
 TICKET_MS = 30_000
 TICKETS = 1_024
-COOKIE_MS = 12 * 3_600_000
-COOKIES = 4_096
 _SITE_BITS = 64
-
-
-class Cookies:
-    """Logins of the page: `kid.ends.nonce.mac`, where the mac is an HMAC under a key of this daemon.
-
-    Nothing is stored, so a page that is left open outlives a restart. The secret that changes by cookie must show
-    (CSRF) follows from the cookie by the same key. Only a logout is remembered, until the cookie would have ended.
-    """
-
-    def __init__(self, key: bytes | None = None) -> None:
-        self._key = key or secrets.token_bytes(32)
-        self._out: dict[str, int] = {}
-
-    def issue(self, kid: str, ends_ms: int) -> str:
-        """A new cookie for the holder of a token."""
-        named = f"{kid}.{ends_ms}.{secrets.token_urlsafe(16)}"
-        return f"{named}.{self._mac('cookie', named)}"
-
-    def kid(self, cookie: str, now_ms: int) -> str:
-        """The token that a cookie stands for.
-
-        Raises:
-            Refused: `unauthenticated`.
-        """
-        named, _, mac = cookie.rpartition(".")
-        kid, _, rest = named.partition(".")
-        ends = rest.partition(".")[0]
-        good = hmac.compare_digest(self._mac("cookie", named).encode(), mac.encode("utf-8", "replace"))
-        if not good or not ends.isdigit() or int(ends) <= now_ms or cookie in self._out:
-            raise Refused("unauthenticated", "not logged in, or not any more")
-        return kid
-
-    def csrf(self, cookie: str) -> str:
-        """What a change by this cookie must show."""
-        return self._mac("csrf", cookie)
-
-    def forget(self, cookie: str, now_ms: int) -> None:
-        """It is worth nothing any more."""
-        self._out = {name: ends for name, ends in self._out.items() if ends > now_ms}
-        if len(self._out) < COOKIES:
-            self._out[cookie] = now_ms + COOKIE_MS
-
-    def _mac(self, what: str, text: str) -> str:
-        mac = hmac.digest(self._key, f"{what}:{text}".encode("utf-8", "replace"), "sha256")
-        return base64.urlsafe_b64encode(mac).decode().rstrip("=")
-
-
-def cookie_key(path: Path) -> bytes:
-    """The key of this data folder's cookies; made, readable for its owner alone, when there is none."""
-    with contextlib.suppress(FileExistsError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "wb") as stream:
-            stream.write(secrets.token_bytes(32))
-    key = path.read_bytes()
-    return key if len(key) == 32 else secrets.token_bytes(32)  # half a file: logins end with this boot
 
 
 def source_of(scope: Scope) -> str:
@@ -192,9 +133,13 @@ class Desk:
         ends_ms = self.now_ms() + COOKIE_MS
         return self.cookies.issue(caller.kid, ends_ms), ends_ms, caller
 
-    def log_out(self, cookie: str) -> None:
-        """Forget a cookie."""
-        self.cookies.forget(cookie, self.now_ms())
+    async def log_out(self, cookie: str) -> None:
+        """End the login of a cookie, durably.
+
+        Raises:
+            Refused: `storage_full` or `storage_readonly`; it stands as before.
+        """
+        await anyio.to_thread.run_sync(self.cookies.forget, cookie, self.now_ms())
 
     def logged_in(self, cookie: str) -> Caller:
         """The login behind a cookie.

@@ -51,7 +51,12 @@ function drawBar() {
 }
 
 async function leave() {
-  await logout().catch((refused) => note(refused.words, "bad"));
+  try {
+    await logout();
+  } catch (refused) {
+    note(refused.words, "bad");
+    if (refused.code !== "unauthenticated") return; // still logged in: the reason must stay to be read
+  }
   location.reload();
 }
 
