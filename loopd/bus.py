@@ -101,7 +101,7 @@ class Bus:
     """One log's live end.
 
     Attributes:
-        log_id: identity of the log; a cursor of another log is no cursor here.
+        log_id: what cursors call the log (the store's `cursor_log`); a cursor of another log is no cursor here.
         head: `seq` of the newest published event.
         deletions: how often something was deleted; who remembers events forgets them when it grows.
     """

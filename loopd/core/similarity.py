@@ -13,7 +13,6 @@ SKETCH = 64
 _HASH = 4
 MIN_TOKENS = 6
 """Texts with fewer tokens are alike only if they are equal but for their digits."""
-ALIKE_PERMILLE = 600
 _LOOKED_AT = 20_000
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d+", re.UNICODE)

@@ -11,7 +11,7 @@ from loopd.core.state import Session
 from loopd_protocol.events import Event
 
 LAZY_MS = 50
-"""How long facts of class D1 wait for company on their way to the disk."""
+"""How long notes, facts that nobody waits for, wait for company on their way to the disk."""
 
 
 class Idempotency(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         blobs: content by SHA-256 (hex) of the bytes.
         cause_seq: `seq` of the event that led to these, or None.
         house: rows of the house that are written with them; an append of the daemon may be these alone.
-        lazy: of class D1: nobody waits for it. It goes with the next append that somebody waits for, or by itself
+        lazy: a note: nobody waits for it. It goes with the next append that somebody waits for, or by itself
             after `LAZY_MS`; a crash may lose it, and never anything before it.
     """
 

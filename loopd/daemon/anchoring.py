@@ -122,9 +122,7 @@ class Anchoring:
         event = msgspec.convert(msgspec.to_builtins(anchor), AnchorSigned)
         place = (await tell(event, principal="daemon")).last
         if place == anchor.seq + 1:
-            self.covered = (
-                place  # nothing else came in between: the next anchor can wait for something to sign
-            )
+            self.covered = place  # nothing came in between: the next anchor waits for something to sign
 
     async def _attempt(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Do it; false when this daemon only reads."""

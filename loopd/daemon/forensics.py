@@ -66,9 +66,8 @@ class Forensics:
         self.shelf.load()
         self._spool = Spool(data / SPOOL, clock)
         self._spool.clear()
-        Redactor(
-            "secrets", patterns=config.redaction.patterns
-        )  # a pattern that cannot be is told at the start
+        # A pattern that cannot be is told at the start.
+        Redactor("secrets", patterns=config.redaction.patterns)
         self._otlp = self._feed()
 
     def _feed(self) -> OtlpFeed | None:

@@ -28,7 +28,10 @@ STUCK_S = 5.0
 async def drain(
     daemon: Daemon, router: Router, turns: anyio.abc.TaskGroup, lasting: anyio.abc.TaskGroup
 ) -> int:
-    """Empty the house; returns how many turns were cut. A turn that cannot be stopped holds it no longer than twice `STUCK_S`."""
+    """Empty the house; returns how many turns were cut.
+
+    A turn that cannot be stopped holds it no longer than twice `STUCK_S`.
+    """
     router.draining = True
     if failpoints.armed:
         failpoints.hit("drain.begun")

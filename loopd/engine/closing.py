@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from loopd.core.inputs import CutRequested
+from loopd.core.inputs import CutCause, CutRequested
 from loopd.engine.session_loop import SessionLoop
 from loopd_protocol.errors import Refused
 
@@ -20,10 +20,12 @@ async def finished(loops: Sequence[SessionLoop]) -> None:
             await loop.turn.finished.wait()
 
 
-async def cut(loops: Sequence[SessionLoop], cause: str, *, by: str, within_s: float | None = None) -> int:
+async def cut(
+    loops: Sequence[SessionLoop], cause: CutCause, *, by: str, within_s: float | None = None
+) -> int:
     """Interrupt the turns of these sessions and wait until their drivers have stopped; returns how many."""
     running = [loop for loop in loops if loop.session.turn is not None]
-    given = CutRequested(cause=cause, by=by)  # type: ignore[arg-type]
+    given = CutRequested(cause=cause, by=by)
     marks = []
     for loop in running:  # in one step: none of them ends by itself while another one is being cut
         with contextlib.suppress(Refused):  # not written, but `lost` has stopped its driver

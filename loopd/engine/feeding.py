@@ -52,7 +52,7 @@ async def feed(router: Router, sids: Sequence[str], given: OwnInput) -> int:
 
         async def read_and_give(sid: str) -> None:
             async with places:  # noqa: B023  (all of them have ended before the next part begins)
-                await _give(router, sid, given, written)  # noqa: B023
+                await _give(router, sid, given, written)  # noqa: B023  (as above)
 
         async with anyio.create_task_group() as reading:
             for sid in [sid for sid in part if sid not in known]:

@@ -28,7 +28,7 @@ class HouseLog:
         return await self.tell((event,), principal=principal, idempotency=idempotency)
 
     def note(self, event: ev.Event, principal: str) -> bool:
-        """Journal an event that nobody waits for (class D1); false when it is left out. Never waits."""
+        """Journal an event that nobody waits for; false when it is left out. Never waits."""
         if not self._store.takes_lazy():
             return False
         fact = Fact(event=event, ss=0)

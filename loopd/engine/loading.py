@@ -83,9 +83,8 @@ async def read_session(office: Office, sid: str, *, trusted: bool = False) -> Se
     if len(tail) == HISTORY_EVENTS:  # the summary that stands for what is older
         summed = await office.store.session_tail(sid, kinds=("context.compacted",), limit=SUMMARIES)
         earlier = [*summing([each for each in summed if each.ss < first]), *earlier]
-    whole = [
-        each for each in (*earlier, *tail) if not each.reduced
-    ]  # of the others nothing is left to be told
+    # Of an event whose content is deleted nothing is left to be told.
+    whole = [each for each in (*earlier, *tail) if not each.reduced]
     events = [(ev.decode(each.body), each.ss) for each in whole]
     blobs = await _content(office.store, [event for event, _ in events], history.context_bytes)
     for event, ss in events:

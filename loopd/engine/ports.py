@@ -154,9 +154,9 @@ class Store(Protocol):
         """
 
     def takes_lazy(self) -> bool:
-        """Ask before each lazy append (class D1) whether it would be taken now.
+        """Ask before each lazy append, a note, whether it would be taken now.
 
-        False when much waits already, or the storage takes nothing: the fact is left out, and counted.
+        False when much waits already, or the storage takes nothing: the note is left out, and counted.
         """
 
     async def load_session(self, sid: str) -> Session | None:
@@ -253,5 +253,3 @@ DriverFactory = Callable[[str, Mapping[str, Any], str | None], Driver]
 
 Raises `Refused` (`invalid`) when the spec cannot work, for example a script that is no trajectory.
 """
-
-DecodedEvent = tuple[StoredEvent, Event]

@@ -16,11 +16,7 @@ import anyio
 import anyio.abc
 
 from loopd.core.account import Purse
-from loopd.core.inputs import (
-    Reconsidered,
-    Recovered,
-    Ticked,
-)
+from loopd.core.inputs import CutCause, Reconsidered, Recovered, Ticked
 from loopd.core.passive import passive_row
 from loopd.core.prices import Prices
 from loopd.core.state import Session
@@ -341,7 +337,7 @@ class Router:
         """Wait until no turn runs. Only useful while no new one may start."""
         await closing.finished(self.running())
 
-    async def cut_all(self, cause: str, *, by: str, within_s: float | None = None) -> int:
+    async def cut_all(self, cause: CutCause, *, by: str, within_s: float | None = None) -> int:
         """Interrupt every running turn and wait until its driver has stopped; returns how many."""
         return await closing.cut(self.running(), cause, by=by, within_s=within_s)
 

@@ -154,7 +154,7 @@ class SessionLoop:
         return pending
 
     def note(self, event: ev.Event) -> None:
-        """Journal a fact that nobody waits for and nothing follows from (class D1), in its place in the order.
+        """Journal a fact that nobody waits for and nothing follows from, in its place in the order.
 
         Left out, and counted, while the journal has enough to do.
         """

@@ -101,7 +101,7 @@ class Bus(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Identity of the log."""
+        """What cursors call the log."""
 
     @property
     def head(self) -> int:

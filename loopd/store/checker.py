@@ -64,7 +64,7 @@ def _say(answer: Answer) -> None:
         line = line[os.write(1, line) :]
 
 
-def _lines() -> bytes:
+def _line() -> bytes:
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # never a byte more: what is behind it must stay to be seen by `_is_over`
@@ -76,13 +76,13 @@ def _lines() -> bytes:
 
 def main() -> None:
     """Serve standard input."""
-    setting = msgspec.json.decode(_lines(), type=Setting)
+    setting = msgspec.json.decode(_line(), type=Setting)
     if setting.niceness:
         os.nice(setting.niceness)
     try:
         checker = Checker(setting)
         while True:
-            _say(checker.carry_out(msgspec.json.decode(_lines(), type=Part)))
+            _say(checker.carry_out(msgspec.json.decode(_line(), type=Part)))
     except BrokenPipeError:
         sys.exit(0)  # who asked is gone
 

@@ -142,7 +142,7 @@ class MemoryStore(Forensics):
         return future
 
     def takes_lazy(self) -> bool:
-        """Whether a fact of class D1 would be taken now; it goes with all others."""
+        """Whether a note would be taken now; it goes with all others."""
         return self.refuse is None and not self._closed
 
     def _flush(self) -> None:

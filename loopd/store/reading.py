@@ -19,9 +19,6 @@ T = TypeVar("T")
 
 DIRECTORY_PAGE = 5_000
 
-Evolve = Callable[..., Session]
-"""`evolve(session | None, event, *, ss, at_ms) -> Session`; see `loopd.core.evolution`."""
-
 
 class Reading(ABC):
     """Queries over committed events. What a producer's future has announced is always seen."""

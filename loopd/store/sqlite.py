@@ -265,7 +265,7 @@ class SqliteStore(Forensics):
         return future
 
     def takes_lazy(self) -> bool:
-        """Whether a fact of class D1 would be taken now. See `loopd.engine.ports.Store.takes_lazy`."""
+        """Whether a note would be taken now. See `loopd.engine.ports.Store.takes_lazy`."""
         return self._writer is not None and self._writer.takes_lazy()
 
     async def idempotent(self, principal: str, key: str) -> tuple[str, bytes, int] | None:

@@ -5,8 +5,10 @@ processes of their own, see `loopd.store.crew`):
 
 1. the log: `seq` without holes, the chain `h`, epochs and boots that never fall, each boot's own account;
 2. each session: `ss` without holes, the chain `sh`, the invariants, the refold against the projections;
-3. blobs: content against digest;
-4. anchors: signed heads, those in the database and those that somebody kept elsewhere.
+3. the house: whether a freeze stands, rows of sessions that are not there;
+4. blobs: content against digest;
+5. the file: its pages, indexes and schema, and the rows that only have a sum;
+6. anchors: signed heads, those in the database and those that somebody kept elsewhere.
 
 One session alone needs only its own rows. What was found is a list of findings; an empty one is the
 proof. Invariants are those of the design, see `loopd.store.request.INVARIANTS`.

@@ -2,7 +2,7 @@
 
 Producers leave items in a queue; one hop to the connection's thread commits everything that waits,
 group after group, until the queue is empty. Batches form while the last fsync runs; there is no
-linger timer, but for facts that nobody waits for (class D1): they lie in the same queue, in their order, and
+linger timer, but for notes (facts that nobody waits for): they lie in the same queue, in their order, and
 wake nobody for 50 ms. After each commit the loop is told: futures resolve in order, then `on_commit` is
 called, both in the same step of the event loop. So whoever awaits a future finds the events
 published already, and nothing is ever published before it is durable.
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 LAZY_ITEMS = 4_096
 LAZY_BYTES = 8 << 20
-"""Facts that nobody waits for are left out while this much waits for the disk: the others come first."""
+"""Notes are left out while this much waits for the disk: what somebody waits for comes first."""
 
 GROUP_ROWS = 2_048
 GROUP_BYTES = 8 << 20
@@ -74,7 +74,7 @@ class Commits(msgspec.Struct):
         last_s, last_rows: duration and size of the newest group.
         wal_bytes: size of the write-ahead log as of the last look.
         chore_s: the longest piece of upkeep so far, for which everybody waited.
-        lazy, lazy_dropped: facts of class D1 that were taken, and that were left out because the queue was full or
+        lazy, lazy_dropped: notes that were taken, and that were left out because the queue was full or
             the storage took nothing.
     """
 
@@ -156,7 +156,7 @@ class Writer:
         return future
 
     def takes_lazy(self) -> bool:
-        """Whether a fact of class D1 would be queued now; what is left out is counted."""
+        """Whether a note would be queued now; what is left out is counted."""
         takes = (
             self.refused is None
             and self.ledger.broken is None
