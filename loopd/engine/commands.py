@@ -29,6 +29,7 @@ from loopd.engine.forensic_desk import ForensicDesk
 from loopd.engine.hooks import WebhookDesk
 from loopd.engine.keyed import Keyed
 from loopd.engine.keyring import Keyring
+from loopd.engine.lateness import on_time
 from loopd.engine.policy_desk import PolicyDesk, session_budgets
 from loopd.engine.queries import Queries
 from loopd.engine.rates import Rates
@@ -243,9 +244,9 @@ class Dispatcher:
     async def _change(
         self, command: cm.Command, caller: Caller, conditions: Conditions, keyed: Keyed | None
     ) -> Answer:
-        loop = await self._router.loop_of(command.sid)  # type: ignore[attr-defined]
-        conditions.check(loop.session)
         given = input_of(command, caller)
+        loop = await on_time(self._router, command.sid, given)  # type: ignore[attr-defined]
+        conditions.check(loop.session)
         before = loop.session
         result: Result = {}
         revives = isinstance(command, cm.SessionResume) and before.status != "live"
