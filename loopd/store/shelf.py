@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -71,6 +72,7 @@ class Shelf:
         self._keys = keys
         self.entries: dict[str, Imported] = {}
         self._open: OrderedDict[str, SqliteStore] = OrderedDict()
+        self._changing = anyio.Lock()
 
     def load(self) -> None:
         """Look what is there; what cannot be read is left out."""
@@ -131,15 +133,18 @@ class Shelf:
     ) -> tuple[list[Imported], bool]:
         """Verify an archive and add its sessions; the file is moved away.
 
+        One at a time: names are chosen from what is here, and the same archive may come twice at once.
+
         Returns:
             The sessions, and whether they were all there already.
 
         Raises:
             Refused: `corrupt` with the first finding, `invalid` for what is no whole session.
         """
-        made, dup = await anyio.to_thread.run_sync(self._check_in, path, by, now_ms, taken)
-        for entry in made:
-            self.entries[entry.sid] = entry
+        async with self._changing:
+            made, dup = await anyio.to_thread.run_sync(self._check_in, path, by, now_ms, taken)
+            for entry in made:
+                self.entries[entry.sid] = entry
         return made, dup
 
     def _check_in(
@@ -225,17 +230,25 @@ class Shelf:
 
     async def drop(self, entry: Imported) -> None:
         """Forget an entry, and its files with the last session of its archive."""
-        del self.entries[entry.sid]
-        key = entry.archive[:ARCHIVE_CHARS]
-        left = [other for other in self.entries.values() if other.archive == entry.archive]
-        if left:
-            self._write(key, left)
-            return
-        store = self._open.pop(key, None)
-        if store is not None:
-            await store.aclose()
-        for suffix in (".json", ".sqlite", ".zip"):
-            (self._folder / f"{key}{suffix}").unlink(missing_ok=True)
+        async with self._changing:
+            key = entry.archive[:ARCHIVE_CHARS]
+            left = [
+                other
+                for other in self.entries.values()
+                if other.archive == entry.archive and other.sid != entry.sid
+            ]
+            if left:
+                self._write(key, left)
+            else:
+                (self._folder / f"{key}.json").unlink(missing_ok=True)
+            self.entries.pop(entry.sid, None)  # from here on nobody opens it
+            if left:
+                return
+            store = self._open.pop(key, None)
+            if store is not None:
+                await store.aclose()
+            for suffix in (".sqlite", ".zip"):
+                (self._folder / f"{key}{suffix}").unlink(missing_ok=True)
 
     async def aclose(self) -> None:
         """Close the databases."""
