@@ -27,7 +27,7 @@ FORKED = "Forked"
 """Name of what leads to `session.forked`: a fact of the shell."""
 
 NOTED = "Noted"
-"""Name of what leads to a fact of class D1: nothing was decided, and nothing follows from it."""
+"""Name of what leads to a note: nothing was decided, and nothing follows from it."""
 
 INPUTS: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in Input.__args__}
 """Name of an input → its type."""

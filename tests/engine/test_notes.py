@@ -1,4 +1,4 @@
-"""Facts of class D1 of a session: in their place, replayed as they are, left out when there is no room."""
+"""Notes of a session: in their place, replayed as they are, left out when there is no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of class D1: nobody waits for them, they keep their place, and a crash loses at most the last 50 ms."""
+"""Notes: nobody waits for them, they keep their place, and a crash loses at most the last 50 ms."""
 
 from __future__ import annotations
 
