@@ -40,42 +40,53 @@ async def question(here: Stage, sid: str, count: int) -> str:
     return str(asked[-1].id)
 
 
-async def test_a_turn_that_waits_for_its_place_may_ask_again_and_be_answered_meanwhile() -> None:
-    more, busy = anyio.Event(), Gate()
-    done: list[str] = []
+class Crossing:
+    """A turn that asks, and asks again when `more` is set; another one has the only place until `busy` opens."""
 
-    async def twice(request: TurnRequest, host: TurnHost) -> TurnEnd:
+    def __init__(self) -> None:
+        self.more, self.busy = anyio.Event(), Gate()
+        self.done: list[str] = []
+
+    async def twice(self, request: TurnRequest, host: TurnHost) -> TurnEnd:
         async def later() -> None:
-            await more.wait()
-            await asks(host, "second", done)
+            await self.more.wait()
+            await asks(host, "second", self.done)
 
         async with anyio.create_task_group() as calls:
-            calls.start_soon(asks, host, "first", done)
+            calls.start_soon(asks, host, "first", self.done)
             calls.start_soon(later)
         await say(host)
         return TurnEnd(outcome="completed")
 
-    async def holds(request: TurnRequest, host: TurnHost) -> TurnEnd:
-        await busy.wait()
+    async def holds(self, request: TurnRequest, host: TurnHost) -> TurnEnd:
+        await self.busy.wait()
         await say(host)
         return TurnEnd(outcome="completed")
 
-    async with stage(concurrent_turns=1) as here:
-        sid = await here.new("twice", run=twice, policy=ASK)
+    async def answered(self, here: Stage) -> tuple[str, str]:
+        """The first question is answered while the other turn has the only place; returns both sessions."""
+        sid = await here.new("twice", run=self.twice, policy=ASK)
         await here.send(sid)
         first = await question(here, sid, 1)
-        other = await here.new("holds", run=holds)
+        other = await here.new("holds", run=self.holds)
         await here.send(other)
-        await busy.reached.wait()
+        await self.busy.reached.wait()
         await here.call(pc.ApprovalAnswer(sid=sid, id=first, answer="allow"))
-        await here.settle()  # it waits for the only place
-        more.set()
+        await here.settle()
+        return sid, other
+
+
+async def test_a_turn_that_waits_for_its_place_may_ask_again_and_be_answered_meanwhile() -> None:
+    crossing = Crossing()
+    async with stage(concurrent_turns=1) as here:
+        sid, other = await crossing.answered(here)  # and waits for the only place
+        crossing.more.set()
         second = await question(here, sid, 2)
         await here.call(pc.ApprovalAnswer(sid=sid, id=second, answer="allow"))
         await here.settle()
-        busy.open()
+        crossing.busy.open()
         await here.settle(200)
-        assert sorted(done) == ["first", "second"]
+        assert sorted(crossing.done) == ["first", "second"]
         assert (await here.state(sid)).turn is None
         await here.send(other)
         await here.settle()
@@ -83,39 +94,14 @@ async def test_a_turn_that_waits_for_its_place_may_ask_again_and_be_answered_mea
 
 
 async def test_a_turn_that_was_given_its_place_while_it_asks_again_leaves_it_to_others() -> None:
-    more, busy = anyio.Event(), Gate()
-    done: list[str] = []
-
-    async def twice(request: TurnRequest, host: TurnHost) -> TurnEnd:
-        async def later() -> None:
-            await more.wait()
-            await asks(host, "second", done)
-
-        async with anyio.create_task_group() as calls:
-            calls.start_soon(asks, host, "first", done)
-            calls.start_soon(later)
-        await say(host)
-        return TurnEnd(outcome="completed")
-
-    async def holds(request: TurnRequest, host: TurnHost) -> TurnEnd:
-        await busy.wait()
-        await say(host)
-        return TurnEnd(outcome="completed")
-
+    crossing = Crossing()
     async with stage(concurrent_turns=1) as here:
-        sid = await here.new("twice", run=twice, policy=ASK)
-        await here.send(sid)
-        first = await question(here, sid, 1)
-        other = await here.new("holds", run=holds)
-        await here.send(other)
-        await busy.reached.wait()
-        await here.call(pc.ApprovalAnswer(sid=sid, id=first, answer="allow"))
-        await here.settle()
-        more.set()
+        sid, _ = await crossing.answered(here)
+        crossing.more.set()
         second = await question(here, sid, 2)
-        busy.open()
+        crossing.busy.open()
         await here.settle(200)
-        assert done == ["first"]
+        assert crossing.done == ["first"]
         third = await here.new()
         await here.send(third)
         await here.settle()
