@@ -130,6 +130,10 @@ def _undelivered(body: Body) -> str:
     return f"{body.get('name')} event {body.get('seq')}: {_cut(body.get('error'))}"
 
 
+def _missed(body: Body) -> str:
+    return f"{body.get('name')} missed {body.get('first')}–{body.get('last')}: deleted before they were delivered"
+
+
 def _back(body: Body) -> str:
     return f"{body.get('name')} after {span(body.get('down_ms', 0))} and {body.get('tries', 0)} tries"
 
@@ -194,6 +198,7 @@ WORDS: dict[str, Callable[[Body], str]] = {
     "webhook.deleted": _named,
     "webhook.failing": _undelivered,
     "webhook.dead_letter": _undelivered,
+    "webhook.gap": _missed,
     "webhook.recovered": _back,
     "session.forked": _forked,
     "session.imported": _archived,

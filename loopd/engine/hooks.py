@@ -23,6 +23,7 @@ from loopd_protocol.access_events import (
     WebhookDeadLetter,
     WebhookDeleted,
     WebhookFailing,
+    WebhookGap,
     WebhookRecovered,
 )
 from loopd_protocol.errors import Refused
@@ -272,6 +273,14 @@ class WebhookDesk:
             rows.append(_gone("dead_letter", _letter_id(name, oldest)))
         well = msgspec.structs.replace(hook, cursor=seq, tries=0, since_ms=0, next_ms=None)
         await self._keep(well, *rows, events=(WebhookDeadLetter(name=name, seq=seq, error=error[:4_000]),))
+
+    async def missed(self, name: str, first: int, last: int, *, rewinds: int) -> None:
+        """Events `first` to `last` are not stored any more: said once, with the cursor that goes past them."""
+        hook = self._known.get(name)
+        if hook is None or hook.rewinds != rewinds:
+            return
+        past = msgspec.structs.replace(hook, cursor=max(hook.cursor, last))
+        await self._keep(past, events=(WebhookGap(name=name, first=first, last=last),))
 
     async def _keep(self, hook: Webhook, *rows: HouseRow, events: tuple[ev.Event, ...] = ()) -> None:
         while (leaving := self._leaving.get(hook.name)) is not None:

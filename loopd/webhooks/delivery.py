@@ -94,6 +94,9 @@ class Hooks(Protocol):
     async def dead(self, name: str, seq: int, error: str, now: int, *, rewinds: int) -> None:
         """It refused event `seq` for good."""
 
+    async def missed(self, name: str, first: int, last: int, *, rewinds: int) -> None:
+        """Events `first` to `last` were deleted before they came to it."""
+
 
 class Sink(Protocol):
     """Takes requests: httpx, or a test's own."""
@@ -186,10 +189,13 @@ class Deliveries:
                 rewinds = hook.rewinds
             await self._news(name, cursor)
             chunk = await self._bus.read(cursor, limit=CHUNK_EVENTS)
-            if chunk.gap is not None:
+            if chunk.gap is not None and chunk.gap[0] > cursor:
+                first, last = chunk.gap
                 log.warning(
                     "webhook missed what retention deleted", extra={"webhook": name, "gap": chunk.gap}
                 )
+                await self._hooks.missed(name, first, last, rewinds=rewinds)
+                cursor = saved = last
             for event in chunk.events:
                 hook = self._hooks.get(name)
                 if hook is None:

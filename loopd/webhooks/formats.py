@@ -11,7 +11,9 @@ from loopd.core.webhook import Webhook
 from loopd.core.writes import StoredEvent
 
 SENTENCE_CHARS = 600
-URGENT = frozenset({"degeneration.detected", "approval.requested", "daemon.frozen", "webhook.dead_letter"})
+URGENT = frozenset(
+    {"degeneration.detected", "approval.requested", "daemon.frozen", "webhook.dead_letter", "webhook.gap"}
+)
 
 
 def request(hook: Webhook, event: StoredEvent, log: str, name: str | None) -> tuple[bytes, dict[str, str]]:
@@ -69,6 +71,8 @@ def sentence(event: StoredEvent, body: dict[str, Any], name: str | None) -> str:
             text = f"log {body.get('log')} had {body.get('seq')} events, hash {body.get('h')}"
         case "webhook.failing" | "webhook.dead_letter":
             text = f"webhook {body.get('name')} at event {body.get('seq')}: {body.get('error')}"
+        case "webhook.gap":
+            text = f"webhook {body.get('name')} missed events {body.get('first')} to {body.get('last')}: deleted by then"
         case _:
             known = [
                 f"{key} {value}"

@@ -96,6 +96,14 @@ class WebhookDeadLetter(Event, frozen=True, kw_only=True, tag="webhook.dead_lett
     error: Reason
 
 
+class WebhookGap(Event, frozen=True, kw_only=True, tag="webhook.gap"):
+    """A sink was behind retention: events `first` to `last` were deleted before they were delivered, or looked at."""
+
+    name: Name
+    first: Seq
+    last: Seq
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """How often one source was turned away at a door, for one reason.
 
@@ -165,6 +173,7 @@ AnyAccessEvent = (
     | WebhookFailing
     | WebhookRecovered
     | WebhookDeadLetter
+    | WebhookGap
     | WatcherAttached
     | WatcherDetached
 )

@@ -224,6 +224,61 @@ async def test_a_restart_goes_on_where_the_sink_was():
         assert len(texts) == 2
 
 
+class Aged:
+    """A store from whose pages retention has taken a stretch."""
+
+    def __init__(self, store: Any, first: int, last: int, looked: Any = lambda: None) -> None:
+        self._store, self._gone, self._looked = store, range(first, last + 1), looked
+
+    async def page(self, **asked: Any) -> list[StoredEvent]:
+        self._looked()
+        return [event for event in await self._store.page(**asked) if event.seq not in self._gone]
+
+
+async def test_what_retention_deleted_before_it_was_delivered_is_journaled_once_and_the_rest_goes_on():
+    async with here() as at:
+        engine, sink = at.engine, at.sink
+        sid = await engine.new()
+        for n in range(5):
+            await engine.send(sid, f"message {n}")
+        await engine.settle()
+        gone = range(3, engine.store.head - 3)
+        at.bus._pages = Aged(engine.store, gone[0], gone[-1])
+        at.bus.forget()
+        await at.hook(after=0, kinds=["*"])
+        await engine.until(lambda: engine.store.head in sink.seqs())
+        await engine.settle()
+        told = [json.loads(e.body) for e in await engine.events() if e.kind == "webhook.gap"]
+        assert [(e["name"], e["first"], e["last"]) for e in told] == [("h", gone[0], gone[-1])]
+        assert sink.seqs() == [e.seq for e in await engine.events() if e.seq not in gone]
+        assert (await at.listed())["cursor"] >= gone[-1]
+
+
+async def test_a_gap_that_cannot_be_journaled_is_told_when_the_journal_takes_it():
+    async with here() as at:
+        engine, sink = at.engine, at.sink
+        sid = await engine.new()
+        await engine.send(sid, "hello")
+        await engine.settle()
+        answers = [Refused("storage_full", "no room"), Refused("storage_full", "no room"), None]
+        cursors: list[int | None] = []
+
+        def looked() -> None:
+            hook = engine.dispatcher.hooks.get("h")
+            cursors.append(None if hook is None else hook.cursor)
+            engine.store.refuse = answers.pop(0) if answers else None
+
+        at.bus._pages = Aged(engine.store, 1, 3, looked)
+        at.bus.forget()
+        await at.hook(after=0, kinds=["session.ended"])
+        await engine.until(lambda: len(cursors) >= 3)
+        await engine.settle()
+        assert cursors[:3] == [0, 0, 0]
+        assert (await at.listed())["cursor"] >= 3
+        assert [e.kind for e in await engine.events()].count("webhook.gap") == 1
+        assert sink.seqs() == []
+
+
 async def test_a_deleted_webhook_sends_nothing_more_and_its_name_is_free():
     async with here() as at:
         await at.hook(kinds=["session.created"])
@@ -414,6 +469,7 @@ def test_any_payload_makes_a_short_sentence_without_control_characters(body: dic
         "session.ended",
         "something.new",
         "webhook.failing",
+        "webhook.gap",
     ):
         event = StoredEvent(seq=1, sid="ses_a", ss=1, at_ms=0, kind=kind, kv=1, body=b"{}")
         text = sentence(event, body, None)
