@@ -136,7 +136,7 @@ class AccessRefused(Event, frozen=True, kw_only=True, tag="access.refused"):
 class WatcherAttached(Event, frozen=True, kw_only=True, tag="watcher.attached"):
     """Somebody has followed the log for five seconds and goes on. Its principal is in the row.
 
-    Of class D1: nobody waits for it, and a crash may lose those of the last 50 ms.
+    A note: nobody waits for it, and a crash may lose those of the last 50 ms.
 
     Attributes:
         id: of this attendance, within the boot.
@@ -152,7 +152,7 @@ class WatcherAttached(Event, frozen=True, kw_only=True, tag="watcher.attached"):
 
 
 class WatcherDetached(Event, frozen=True, kw_only=True, tag="watcher.detached"):
-    """A watcher is gone, after `lasted_ms`; it had been given what is up to `cursor`. Of class D1.
+    """A watcher is gone, after `lasted_ms`; it had been given what is up to `cursor`. A note.
 
     When the daemon stops or dies, everybody is gone: that is not told for each.
     """

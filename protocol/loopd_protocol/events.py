@@ -227,7 +227,7 @@ class DegenerationDetected(Event, frozen=True, kw_only=True, tag="degeneration.d
 class DetectorNear(Event, frozen=True, kw_only=True, tag="detector.near"):
     """A rule came to three quarters of its soft threshold, and nothing follows yet. Told once for each approach.
 
-    Of class D1: nobody waits for it, and a crash may lose those of the last 50 ms.
+    A note: nobody waits for it, and a crash may lose those of the last 50 ms.
 
     Attributes:
         n: turn, `step`: number of the newest step in the session.
@@ -442,7 +442,7 @@ class ProviderRetrying(Event, frozen=True, kw_only=True, tag="provider.retrying"
 class ModelAsked(Event, frozen=True, kw_only=True, tag="model.asked"):
     """A model call is about to go through the proxy; `model.called` tells how it ended.
 
-    Of class D1, so a crash loses it only when it comes within 50 ms: a call of a dead daemon that has no
+    A note, so a crash loses it only when it comes within 50 ms: a call of a dead daemon that has no
     `model.called` was made at least in part, and what it cost is not known.
     """
 
