@@ -3,6 +3,8 @@
 imports/<archive>.zip      the evidence: `verify` of an imported session reads this
 imports/<archive>.sqlite   its rows, blobs and projections, to be read like a journal
 imports/<archive>.json     which sessions it holds and what they are called here
+
+A session is imported once its `json` is in the folder: what that stands on is on the disk before.
 """
 
 from __future__ import annotations
@@ -166,13 +168,19 @@ class Shelf:
             fresh = [each for each, entry in zip(said, known, strict=True) if entry is None]
             entries = self._named(archive, fresh, digest, by, now_ms, taken)
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            _force(self._folder.parent)
             key = digest[:ARCHIVE_CHARS]
             database = self._folder / f"{key}.sqlite"
             temporary = database.with_suffix(".making")
             temporary.unlink(missing_ok=True)
             into_database(archive, temporary, {entry.num: (entry.sid, entry.name) for entry in entries})
+            temporary.chmod(0o600)
+            _force(temporary)
             os.replace(temporary, database)
-        shutil.move(path, self._folder / f"{key}.zip")
+        evidence = self._folder / f"{key}.zip"
+        shutil.move(path, evidence)
+        _force(evidence)
+        _force(self._folder)
         self._write(key, entries)
         return entries, False  # those that were here before stay as they are
 
@@ -225,8 +233,11 @@ class Shelf:
     def _write(self, key: str, entries: list[Imported]) -> None:
         path = self._folder / f"{key}.json"
         temporary = path.with_suffix(".tmp")
+        temporary.touch(mode=0o600)
         temporary.write_bytes(msgspec.json.encode(entries))
+        _force(temporary)
         os.replace(temporary, path)
+        _force(self._folder)
 
     async def drop(self, entry: Imported) -> None:
         """Forget an entry, and its files with the last session of its archive."""
@@ -261,3 +272,12 @@ def _sid(log: str, said: Mapping[str, Any], profile: str) -> str:
     """The same session up to the same event, exported by the same profile, has the same id here."""
     parts = "\n".join((log, str(said["sid"]), str(said["head_hash"]), profile))
     return f"imp_{sha256(parts.encode()).hexdigest()[:12]}"
+
+
+def _force(path: Path) -> None:
+    """A file, or which files there are in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

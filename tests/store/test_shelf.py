@@ -1,4 +1,4 @@
-"""Imported archives: what is on the shelf is whole, and has a name of its own."""
+"""Imported archives: what is on the shelf is whole, has a name of its own, and stays after a power cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from loopd.store.shelf import Shelf
+from loopd.store.shelf import Imported, Shelf
 from tests.store.test_export import Made
 
 
@@ -71,6 +71,41 @@ async def test_an_archive_that_comes_twice_at_once_is_added_once(made: Made, tmp
     assert (await shelf.verify(entry))["ok"]
     assert await (await shelf.store_of(entry)).load_session(entry.sid) is not None
     await shelf.aclose()
+
+
+@pytest.mark.anyio
+async def test_what_an_entry_stands_on_is_on_the_disk_before_the_entry(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "imports"
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def forced(descriptor: int) -> None:
+        steps.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).suffix or 'folder'}")
+        fsync(descriptor)
+
+    def counts(source: Path, target: Path) -> None:
+        steps.append(f"rename {Path(target).suffix}")
+        replace(source, target)
+
+    shelf = Shelf(folder, made.keys)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", forced)
+        disk.setattr(os, "replace", counts)
+        added, dup = await shelf.check_in(
+            archive(made, tmp_path), by="uid:1", now_ms=1, taken=lambda _: False
+        )
+    assert not dup
+    last = steps.index("rename .json")
+    assert {"fsync .making", "fsync .zip", "fsync .tmp", "fsync folder"} <= set(steps[:last]), steps
+    assert steps.index("fsync .making") < steps.index("rename .sqlite"), steps
+    assert "fsync folder" in steps[last:], steps
+    assert {file.stat().st_mode & 0o077 for file in folder.iterdir()} == {0}
+    again = Shelf(folder, made.keys)
+    again.load()
+    assert list(again.entries.values()) == list(added)
+    assert all(isinstance(entry, Imported) for entry in added)
 
 
 @pytest.mark.anyio
