@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -59,6 +60,7 @@ class ForensicDesk:
         self._spool = spool
         self._redactor = redactor
         self._reader = Reader(router, shelf)
+        self._shelving = anyio.Lock()
 
     async def carry_out(self, command: cm.Command, caller: Caller, keyed: Keyed | None) -> Answer | None:
         """Carry out one command, or None when it is not one of these."""
@@ -135,9 +137,10 @@ class ForensicDesk:
                 assert parent is not None
                 return await self._fork(store, parent, command, caller, keyed)
             case fc.ImportDrop():
-                await self._shelf.drop(entry)
-                dropped = ImportDropped(sid=entry.sid, by=caller.principal)
-                seq = (await self._router.say(dropped, principal=caller.principal)).last
+                async with self._shelving:
+                    await self._shelf.drop(entry)
+                    dropped = ImportDropped(sid=entry.sid, by=caller.principal)
+                    seq = (await self._router.say(dropped, principal=caller.principal)).last
                 return Answer(seq=seq, result={"sid": entry.sid, "dropped": True, "seq": seq})
         return self._told(await self._reader.answer(entry, command))
 
@@ -327,29 +330,37 @@ class ForensicDesk:
     async def _finish_import(self, place: copies.Place, caller: Caller) -> Result:
         try:
             await anyio.to_thread.run_sync(copies.whole, place)
-            entries, dup = await self._shelf.check_in(
-                place.path, by=caller.principal, now_ms=self._router.clock.now_ms(), taken=self._taken
-            )
+            async with self._shelving:  # what is on the shelf and what the journal says of it go together
+                entries, dup = await self._shelf.check_in(
+                    place.path, by=caller.principal, now_ms=self._router.clock.now_ms(), taken=self._taken
+                )
+                seq = await self._tell_imported(entries, caller, dup=dup)
         finally:
             self._spool.end(place)
-        seq = self._store.head
-        if not dup:
-            for entry in entries:
-                event = SessionImported(
-                    sid=entry.sid,
-                    name=entry.name,
-                    log=entry.log,
-                    of=entry.of,
-                    first_seq=entry.first_seq,
-                    last_seq=entry.last_seq,
-                    events=entry.events,
-                    head_hash=entry.head_hash,
-                    redaction=entry.redaction,
-                    archive=entry.archive,
-                    by=caller.principal,
-                )
-                seq = (await self._router.say(event, principal=caller.principal)).last
         return {"sessions": [self._reader.listed(entry) for entry in entries], "dup": dup, "seq": seq}
+
+    async def _tell_imported(self, entries: Sequence[Entry], caller: Caller, *, dup: bool) -> int:
+        """Journal which sessions are here. Of those that were here before it may be missing: the disk was full."""
+        known = await self._store.imports() if dup else set[str]()
+        seq = self._store.head
+        for entry in entries:
+            if entry.sid in known:
+                continue
+            event = SessionImported(
+                sid=entry.sid,
+                name=entry.name,
+                log=entry.log,
+                of=entry.of,
+                first_seq=entry.first_seq,
+                last_seq=entry.last_seq,
+                events=entry.events,
+                head_hash=entry.head_hash,
+                redaction=entry.redaction,
+                archive=entry.archive,
+                by=entry.by,
+            )
+            seq = (await self._router.say(event, principal=caller.principal)).last
+        return seq
 
     def _taken(self, name: str) -> bool:
         try:

@@ -39,6 +39,9 @@ class ForensicStore(Store, Protocol):
     async def link(self, sid: str, ss: int) -> tuple[int, str] | None:
         """`seq` and hash of an event in the session's own chain."""
 
+    async def imports(self) -> set[str]:
+        """Ids of the imported sessions that the journal knows to be here."""
+
     async def anchors(self, *, after: int, limit: int) -> list[dict[str, Any]]:
         """Stored anchors, in order of `seq`."""
 

@@ -20,6 +20,7 @@ from loopd.store.keeping import Keeping
 from loopd.store.ledger import Ledger
 from loopd.store.request import File, Request
 from loopd.store.verify import run as run_verification
+from loopd_protocol.errors import Refused
 from loopd_protocol.forensic_commands import AnchorRecord
 
 T = TypeVar("T")
@@ -127,6 +128,25 @@ class Forensics(Keeping):
             return None if row is None else (int(row[0]), row[1].hex())
 
         return await self._read(look)
+
+    async def imports(self) -> set[str]:
+        """Sessions that by the journal are here: `session.imported` was said of them, and no `import.dropped` since.
+
+        What retention deleted is not looked at: those of before the first event that is left are not in it.
+        """
+
+        def look(connection: sqlite3.Connection, stopped: Stopped) -> set[str]:
+            here: set[str] = set()
+            for kind, body in connection.execute(
+                "SELECT kind, body FROM journal WHERE sid IS NULL AND body IS NOT NULL "
+                "AND kind IN ('session.imported', 'import.dropped') ORDER BY seq"
+            ):
+                if stopped():
+                    raise Refused("cancelled", "nobody waits for it any more")
+                (here.add if kind == "session.imported" else here.discard)(msgspec.json.decode(body)["sid"])
+            return here
+
+        return await self._study(look)
 
     # -- anchors ------------------------------------------------------------------------------------
 

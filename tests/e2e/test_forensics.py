@@ -486,3 +486,38 @@ def test_an_archive_that_would_fill_the_disk_is_refused_before_a_byte_of_it_came
     assert refused.code == "storage_full"
     assert "bytes are free" in refused.message
     assert not list((daemon.data / "spool").iterdir())
+
+
+@pytest.mark.parametrize(
+    "point", ["commit.begin/session.imported:kill", "commit.written/session.imported:full"]
+)
+def test_an_import_whose_event_was_not_written_is_told_when_it_is_asked_again(
+    daemon: Daemon, worker: str, house: House, tmp_path: Path, point: str
+) -> None:
+    file = tmp_path / "w.zip"
+    daemon.ctl("export", worker, "-f", str(file))
+    other = house.daemon(
+        f"told-{point.rpartition(':')[2]}",
+        config=f'[testing]\nenabled = true\nfailpoints = "{point}"\n',
+    ).start()
+    assert other.loopctl("import", str(file)).returncode != 0
+    assert other.process is not None
+    if "kill" in point:
+        other.wait()
+    else:
+        other.kill()
+    other.config = ""
+    other.start()
+    assert [row["status"] for row in other.ctl("ps")["sessions"]] == ["imported"]
+    assert other.events(None, "session.imported") == []
+    again = [other.ctl("import", str(file)) for _ in range(2)]
+    assert [told["dup"] for told in again] == [True, True]
+    (event,) = other.events(None, "session.imported")
+    sid = event["b"]["sid"]
+    assert {told["sessions"][0]["sid"] for told in again} == {sid}
+    other.ctl("import", "--drop", sid)
+    assert other.ctl("import", str(file))["dup"] is False
+    assert other.ctl("import", str(file))["dup"] is True
+    assert len(other.events(None, "session.imported")) == 2
+    assert other.verified()["ok"]
+    other.terminate()
