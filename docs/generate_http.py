@@ -80,7 +80,8 @@ are comes from the request's `Authorization`, from `"auth": "lpd_…"` in `hello
 
 `POST /v1/login` with `{"token": "lpd_…"}` sets a cookie (`HttpOnly`, `SameSite=Strict`, 12 hours) that stands for the token, and answers
 `{"principal", "scopes", "labels", "csrf", "ends_ms"}`. Changes by cookie must carry `X-CSRF-Token: CSRF`; `GET /v1/me` tells it again.
-`POST /v1/logout` forgets it. A revoked token ends its logins and streams at once.
+`POST /v1/logout` ends it, durably, also for whoever copied it; it is refused (`storage_full`, `storage_readonly`) when that cannot be
+kept. A revoked token ends its logins and streams at once.
 A request with a foreign `Origin` or `Host` is refused before anything else; there is no CORS.
 """
 
