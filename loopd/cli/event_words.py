@@ -99,6 +99,7 @@ def _recovered(body: Body) -> str:
             (body.get("uncertain_count"), "effects uncertain"),
             (body.get("overdue"), "deadlines overdue"),
             (body.get("leftovers"), "processes ended"),
+            (len(body.get("postponed") or ()), "sessions to be taken over yet"),
         )
         if count
     ]

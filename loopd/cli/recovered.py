@@ -41,6 +41,7 @@ def _boot(run: Run, boot: dict[str, Any]) -> None:
         *boot.get("calls", {}),
         *boot.get("crash_loops", ()),
         *boot.get("refused", {}),
+        *boot.get("postponed", {}),
     ]
     names = names_of(run, *dict.fromkeys(sids)) if sids else {}
     ended = "after a clean stop" if boot.get("clean") else "after a crash"
@@ -95,6 +96,8 @@ def _named(boot: dict[str, Any], names: dict[str, str]) -> Iterator[str]:
         yield f"model calls cut: {count} of {name(sid)}, made at least in part"
     for sid in boot.get("crash_loops", ()):
         yield f"held, the daemon keeps dying in it: {name(sid)} (loopctl why {name(sid)})"
+    for sid, why in boot.get("postponed", {}).items():
+        yield f"not taken over at once, tried again each second: {name(sid)}: {why} (loopctl why {name(sid)})"
     for sid, why in boot.get("refused", {}).items():
         yield f"left alone: {name(sid)}: {why} (loopctl verify {name(sid)})"
 

@@ -46,6 +46,7 @@ class Boot:
         self._repeatable = 0
         self._crash_loops: list[str] = []
         self._refused: dict[str, str] = {}
+        self._postponed: dict[str, str] = {}
         self._calls: dict[str, int] = {}
         self.leftovers = 0
 
@@ -71,6 +72,7 @@ class Boot:
     def settled(self, sid: str, done: Advanced) -> None:
         """A session that the last daemon died in was taken over."""
         self.recovered += 1
+        self._postponed.pop(sid, None)
         for event in done.events:
             match event:
                 case ev.TurnInterrupted(cause="crash"):
@@ -106,6 +108,10 @@ class Boot:
         """A session could not be taken over."""
         self._refused[sid] = why
 
+    def postponed(self, sid: str, why: str) -> None:
+        """A session could not be taken over yet; it is tried again."""
+        self._postponed[sid] = why
+
     def event(self, *, boot: int, took_ms: int) -> ev.DaemonRecovered:
         """All of it as the event that is journaled."""
         return ev.DaemonRecovered(
@@ -125,6 +131,7 @@ class Boot:
             overdue=self._overdue,
             spread_ms=self.spread_ms if self._overdue else 0,
             refused=dict(list(self._refused.items())[:NAMED]),
+            postponed=dict(list(self._postponed.items())[:NAMED]),
             scheduled_wait_until_ms=self.scheduled_from_ms or None,
             leftovers=self.leftovers,
             calls_count=sum(self._calls.values()),

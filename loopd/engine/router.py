@@ -228,7 +228,11 @@ class Router:
         self._make_room(loop)
         if loop.session.turn is not None or any(not effect.uncertain for effect in loop.session.effects):
             given = Recovered(boot=self.store.boots, crash_loop_boots=self.crash_loop_boots)
-            self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
+            try:
+                self.boot.settled(sid, await loop.apply(given, principal="daemon").committed())
+            except Refused as refusal:
+                self.boot.postponed(sid, refusal.message)
+                raise
             await self.boot.look_at_calls(self.store, sid)
         return loop
 

@@ -687,6 +687,8 @@ class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
         crash_loops: sessions that are held because the daemon keeps dying in them.
         overdue: deadlines that passed meanwhile; `spread_ms`: over how long they are carried out.
         refused: sessions whose stored state contradicts the journal, by sid: why.
+        postponed: sessions that could not be taken over yet, because the journal took nothing, by sid: why. It is
+            tried again each second.
         scheduled_wait_until_ms: until when scheduled sources wait because of many starts, or None.
         leftovers: processes of agents that were still running and were ended.
         calls: sessions with model calls under way of which nothing came back: how many; what they cost is unknown.
@@ -712,6 +714,7 @@ class DaemonRecovered(Event, frozen=True, kw_only=True, tag="daemon.recovered"):
     leftovers: Count = 0
     calls_count: Count = 0
     calls: dict[Key, Count] = {}
+    postponed: dict[Key, Reason] = {}
 
 
 class StorageChanged(Event, frozen=True, kw_only=True, tag="storage.changed"):

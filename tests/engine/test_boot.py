@@ -119,6 +119,21 @@ async def test_a_boot_says_what_it_found_and_did() -> None:
             assert told["boot"] == again.store.boots
 
 
+async def test_a_boot_names_the_sessions_that_a_full_disk_let_it_not_take_over_yet() -> None:
+    async with stage() as on:
+        sid = await dying_in_a_tool(on, MAIL)
+        full = Refused("storage_full", "no room")
+        async with stage(image=on.store.image(), clock=on.clock, refuse=full) as again:
+            found = again.router.boot.event(boot=again.store.boots, took_ms=5)
+            assert found.postponed == {sid: "no room"}
+            assert (found.interrupted, found.refused) == ({}, {})
+            again.store.refuse = None
+            await again.pump(1_000)
+            assert (await again.state(sid)).turn is None
+            found = again.router.boot.event(boot=again.store.boots, took_ms=5)
+            assert (found.postponed, found.interrupted) == ({}, {sid: 1})
+
+
 async def test_an_interrupted_session_whose_tool_never_reported_is_settled_too() -> None:
     stuck = anyio.Event()
 
