@@ -21,7 +21,7 @@ from loopd.core.passive import passive_row
 from loopd.core.prices import Prices
 from loopd.core.state import Session
 from loopd.core.writes import PassiveRow
-from loopd.engine import closing
+from loopd.engine import endings
 from loopd.engine.boot import Boot
 from loopd.engine.directory import Directory, unknown
 from loopd.engine.feeding import RETRY_MS, OwnInput, code_of, feed
@@ -339,11 +339,11 @@ class Router:
 
     async def finished(self) -> None:
         """Wait until no turn runs. Only useful while no new one may start."""
-        await closing.finished(self.running())
+        await endings.finished(self.running())
 
     async def cut_all(self, cause: CutCause, *, by: str, within_s: float | None = None) -> int:
         """Interrupt every running turn and wait until its driver has stopped; returns how many."""
-        return await closing.cut(self.running(), cause, by=by, within_s=within_s)
+        return await endings.cut(self.running(), cause, by=by, within_s=within_s)
 
     async def reconsider_some(self, sids: Iterable[str], given: Reconsidered) -> None:
         """What binds these sessions changed: judge those that live again."""
