@@ -124,7 +124,8 @@ class Limits(Section, frozen=True, kw_only=True):
             ge=0,
             le=1 << 40,
             description="What sessions at rest may keep in memory together, their contexts above all. Beyond it the "
-            "longest unused leave, and are read again from the journal when there is work for them.",
+            "longest unused leave, and are read again from the journal when there is work for them; an agent "
+            "that loopd hosts is ended with that, and started again.",
         ),
     ] = 16 << 20
     connections: Annotated[
