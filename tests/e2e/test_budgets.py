@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loopd.testing.endpoint import Recorded
-from loopd.testing.replies import Call, Reply, ask
+from loopd.testing.replies import Call, Reply, ask, say
 from tests.e2e.harness import NO_RULES, Daemon, House, call, endpoint
 
 PRICES = '[costs]\ncurrency = "EUR"\n[costs.prices]\ntest = {input = 1_000_000, output = 2_000_000}\n'
@@ -221,3 +221,25 @@ def test_what_makes_no_sense_is_refused_with_a_code(house: House) -> None:
     assert daemon.refusal("budget.set", kind="tokens", limit=1).code == "invalid"
     for words in (("tokens=x",), ("token=5",), ("tokens=5/soon",), ()):
         assert daemon.loopctl("budget", "set", "a", *words).returncode == 2
+
+
+def test_a_fork_has_the_limits_of_its_parent_and_has_spent_nothing_but_the_turns_it_came_with(
+    daemon: Daemon,
+) -> None:
+    with endpoint([say("alpha")]) as (model, _):
+        sid = daemon.chat(model.base_url, name="spender", labels={"team": "forked"})
+        daemon.loopctl("budget", "set", "-l", "team=forked", "turns=9")
+        daemon.loopctl("budget", "set", "spender", "turns=5", "tokens=1M", "turns=7/1d")
+        daemon.call("send", sid, text="first")
+        daemon.until(sid, "turn.completed")
+        before = budget(daemon, "spender")
+        assert before["session tokens"]["used"] > 0
+        fork = daemon.ctl("fork", f"{sid}@1", "--name", "spared")["sid"]
+        after = budget(daemon, fork)
+        assert {which: e["limit"] for which, e in after.items()} == {
+            which: e["limit"] for which, e in before.items()
+        }
+        used = {which: e["used"] for which, e in after.items()}
+        assert used.pop("session turns") == 1, "it goes on counting where it was forked"
+        assert used.pop("team=forked turns") == 1, "the label has seen one turn, and not two"
+        assert set(used.values()) == {0}
