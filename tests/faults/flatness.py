@@ -22,6 +22,8 @@ import msgspec
 
 FLAT = 0.05
 SLACK = {"fds": 4, "threads": 2, "tasks": 4}
+DECIDES = frozenset({"resident_kib", *SLACK})
+"""What a run is judged by; a process's own pages alone are shown beside it, for whoever looks for what grew."""
 FIRST, LAST = 1, 3
 """The quarters that are compared, counted from 0."""
 
@@ -140,12 +142,12 @@ def rates(looks: Sequence[Look], run_s: float) -> list[float]:
 
 
 def told(verdicts: dict[str, Judgement]) -> list[str]:
-    """One line for each figure."""
+    """One line for each figure; what is not judged says so."""
     lines = []
     for name, found in verdicts.items():
         scale, unit = (1_024, " MiB") if name.endswith("_kib") else (1, "")
         bound = "±5 %" if name.endswith("_kib") else f"+{found.allowed:g}"
-        word = "flat" if found.flat else "NOT FLAT"
+        word = "not judged" if name not in DECIDES else "flat" if found.flat else "NOT FLAT"
         lines.append(
             f"{name.removesuffix('_kib'):10} {found.before / scale:8.1f} → {found.after / scale:8.1f}{unit:4} "
             f"{found.growth:+7.1%}  allowed {bound:5}  {word} ({found.looks} looks)"

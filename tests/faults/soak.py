@@ -36,7 +36,7 @@ from loopd_protocol.errors import Refused
 from loopd_protocol.frames import Hello, Peer, Sub
 from tests.faults import disk
 from tests.faults.examination import Acknowledged, examine
-from tests.faults.flatness import SLACK, Look, judged, look, rates, report, told
+from tests.faults.flatness import DECIDES, Look, judged, look, rates, report, told
 from tests.faults.load import BUSY, Hand, Model
 
 SESSIONS = 200
@@ -55,8 +55,7 @@ GAPS_MS = (4_000, 10_000)
 beside the model and the users. So the rate, and with it what fills up, is the same all the time."""
 
 TELL_S = 30.0
-DECIDES = frozenset({"resident_kib", *SLACK})
-"""The figures that decide; the process's own pages are only shown."""
+"""Between two lines of progress."""
 
 CONFIG = """
 [recovery]
@@ -360,6 +359,7 @@ def main(argv: list[str] | None = None) -> int:
     shown = {key: value for key, value in found.items() if key not in {"looks", "judged"}}
     print(json.dumps(shown, indent=1))
     print("second quarter → last quarter, medians:", *lines, sep="\n  ")
+    print("events a second in each quarter:", *found["events_per_s"])
     if found["wrong"] or found["grown"] or found["trouble"] or found["not_judged"]:
         print(f"something is wrong; the data folder is {root}")
         return 1

@@ -108,3 +108,9 @@ def test_a_look_is_what_the_kernel_says_and_a_dead_process_cannot_be_looked_at()
     assert (found.life, found.threads) == (3, 1)
     assert 3 <= found.fds <= 8
     assert 1_000 < found.anonymous_kib < found.resident_kib < 200_000
+
+
+def test_what_is_only_shown_is_said_not_to_be_judged() -> None:
+    lines = told(judged(looks(lambda s: 100_000 * (1 + s / RUN_S)), RUN_S))
+    assert [line.split()[0] for line in lines if "not judged" in line] == ["anonymous"]
+    assert [line.split()[0] for line in lines if "NOT FLAT" in line] == ["resident"]
