@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 _LOOKS = 5
+
+GONE_S = 2.0
+"""How long a look waits until what it killed is gone: a killed process runs nothing more, but on a busy machine it
+is there until the kernel had the time. One that hangs in a system call may stay; it is not waited for longer."""
 
 Carries = Callable[[Sequence[bytes]], bool]
 """Is a process meant? It gets the `NAME=value` entries of its environment."""
@@ -52,7 +59,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_marked(carries: Carries, *, also: Sequence[int] = ()) -> set[int]:
-    """Kill every process that is meant, again while a look still finds some, because they fork.
+    """Kill every process that is meant and wait until it is gone, again while a look still finds some: they fork.
 
     Args:
         carries: which ones.
@@ -67,9 +74,11 @@ def end_marked(carries: Carries, *, also: Sequence[int] = ()) -> set[int]:
         if not found:
             break
         ended.update(found)
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        with _handles(found) as handles:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            _await_ends(handles)
         found = marked(carries)
     return ended
 
@@ -85,6 +94,35 @@ def let_go(pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+
+
+@contextlib.contextmanager
+def _handles(pids: Sequence[int]) -> Iterator[list[int]]:
+    """A file descriptor for each process that is there; readable once it has ended."""
+    handles: list[int] = []
+    try:
+        if sys.platform == "linux":
+            for pid in pids:
+                with contextlib.suppress(
+                    OSError
+                ):  # it has ended, or no descriptor is free: it is killed all the same
+                    handles.append(os.pidfd_open(pid))
+        yield handles
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _await_ends(handles: Sequence[int]) -> None:
+    """Wait until all have ended, at most `GONE_S`."""
+    waiting = select.poll()
+    for handle in handles:
+        waiting.register(handle, select.POLLIN)
+    left, until = len(handles), time.monotonic() + GONE_S
+    while left and (rest_s := until - time.monotonic()) > 0:
+        for handle, _ in waiting.poll(rest_s * 1_000):
+            waiting.unregister(handle)
+            left -= 1
 
 
 def _pids() -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from loopd.drivers.marks import end_marked, signal_group
@@ -150,7 +151,8 @@ async def _end(process: anyio.abc.Process, mark: str) -> None:
         with anyio.move_on_after(grace_s):
             await process.wait()
     signal_group(process.pid, signal.SIGKILL)
-    end_marked(lambda variables: f"{MARK}={mark}".encode() in variables)
+    wanted = f"{MARK}={mark}".encode()
+    await anyio.to_thread.run_sync(end_marked, lambda variables: wanted in variables)
     await process.wait()
     await process.aclose()
 

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
 from loopd.drivers.marks import end_marked, signal_group
@@ -175,7 +176,8 @@ async def _end(process: anyio.abc.Process, mark: str) -> None:
         with anyio.move_on_after(TERM_GRACE_S):
             await process.wait()
     signal_group(process.pid, signal.SIGKILL)
-    end_marked(lambda variables: f"{MARK}={mark}".encode() in variables)
+    wanted = f"{MARK}={mark}".encode()
+    await anyio.to_thread.run_sync(end_marked, lambda variables: wanted in variables)
     await process.wait()
     await process.aclose()
 
